@@ -1,0 +1,44 @@
+"""Names of the keys. All keys of one run, and its partition's heartbeats, carry one tag: they share a cluster slot."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from headrace.protocol.jobs import partition_of
+
+_REMEMBERED: Final = 8192
+"""Runs whose names are kept at hand: making them costs ten times a look-up, and a busy reader asks each round."""
+_PREFIX: Final = re.compile(r"[A-Za-z0-9:_.-]{1,64}")
+
+
+class RunKeys(NamedTuple):
+    """The keys of one run. ``workers``, its partition's, says until which Unix millisecond each worker is alive."""
+
+    run: bytes
+    log: bytes
+    job: bytes
+    state: bytes
+    workers: bytes
+
+
+class Keys:
+    """``<prefix>:{p<partition>}:<run>:<what>``."""
+
+    def __init__(self, prefix: str = "hr") -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise ValueError(f"prefix: {prefix!r} is not 1 to 64 of A-Z a-z 0-9 : _ . -")
+        self._prefix = prefix
+        self.of = lru_cache(_REMEMBERED)(self._of)
+
+    def _of(self, run: str) -> RunKeys:
+        slot = f"{self._prefix}:{{p{partition_of(run)}}}"
+        own = f"{slot}:{run}"
+        names = (f"{own}:run", f"{own}:log", f"{own}:job", f"{own}:state", f"{slot}:workers")
+        return RunKeys._make(name.encode() for name in names)
+
+
+def run_of_log(key: bytes) -> str:
+    """The run whose log has this key."""
+    return key.rsplit(b":", 2)[1].decode()
