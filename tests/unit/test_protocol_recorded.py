@@ -35,14 +35,12 @@ from headrace.protocol import (
     GenerateTokensStreamResponse,
     wire,
 )
+from tests.shared import golden_folder
 
-GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden"
+GOLDEN = golden_folder()
 EXCHANGES = sorted((GOLDEN / "exchange").glob("*.json"))
 VECTORS = sorted((GOLDEN / "vectors").glob("*.jsonl.gz"))
 CASES_PER_FILE = 20
-
-if not GOLDEN.is_dir():
-    pytest.skip("the recorded exchanges are not part of this checkout", allow_module_level=True)
 
 # path -> what is sent, what comes back, what comes back as a stream
 ENDPOINTS: dict[str, tuple[Any, Any, Any]] = {

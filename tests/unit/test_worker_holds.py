@@ -280,3 +280,18 @@ async def test_chunks_that_are_too_large_together_are_told_one_by_one_and_one_to
         await derendering(home, job)
         await client.outcome("r1")
     assert [event.seq for event in client.chunks("r1")] == [seq for seq in range(22) if seq != 20 or wide == 1]
+
+
+async def test_a_run_that_took_down_its_tellers_is_given_up_and_told_so(home: Embedded) -> None:
+    job = job_of("deadly")
+    await claimed(home.broker, job, "generator")
+    for teller in ("one", "two", "three", "four"):
+        await claimed(home.broker, job, teller, role="derender")
+        home.shelf.lapse(teller)
+    await home.broker.queues.publish(DERENDER, Message(jobs.encode(derender_job(job))))
+    async with listening(home.broker) as client, working([DerenderWorker(home.broker, spec())]):
+        outcome = await client.outcome("deadly")
+        async with asyncio.timeout(WAIT_S), home.broker.queues.consume(jobs.DEAD_QUEUE, 1) as dead:
+            assert jobs.decode((await anext(dead)).body) == derender_job(job)
+    assert isinstance(outcome, ErrorEvent)
+    assert outcome.code == "exhausted"

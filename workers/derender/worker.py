@@ -25,7 +25,7 @@ from headrace.broker.ports import (
 )
 from headrace.logs import get_logger
 from headrace.protocol import jobs
-from headrace.protocol.errors import NotFound, StreamLost
+from headrace.protocol.errors import Exhausted, NotFound, StreamLost
 from headrace.protocol.jobs import DerenderJob, EnvelopeError, GenerateJob, ProgressEvent, Replay
 from headrace.workers.derender.derenderer import Derenderer
 from headrace.workers.derender.outbox import Outbox, singly
@@ -123,7 +123,7 @@ class DerenderWorker:
             )
         )
         match claim.answer:
-            case ClaimAnswer.NEW | ClaimAnswer.EXPIRED | ClaimAnswer.CANCELLED | ClaimAnswer.EXHAUSTED:
+            case ClaimAnswer.NEW | ClaimAnswer.EXPIRED | ClaimAnswer.CANCELLED:
                 # The generate worker ends a run that is late or cancelled; the log says so.
                 await self._begin(job, delivery, claim)
             case ClaimAnswer.MINE if (told := self._told.get(job.run)) is not None:
@@ -134,6 +134,10 @@ class DerenderWorker:
                 assert claim.outcome is not None, "a run that is done has its outcome"
                 await tell(self._broker, claim.outcome, topic=job.topic)
                 await self._broker.queues.ack(delivery)
+            case ClaimAnswer.EXHAUSTED:
+                why = f"telling the request failed {claim.attempts} times and took down {claim.rescues} workers"
+                await conclude(self._broker, failed(job, Exhausted(why)), topic=job.topic, replay_ttl=job.replay_ttl)
+                await self._broker.queues.bury(delivery, why)
             case ClaimAnswer.ALIVE | ClaimAnswer.ENDED | ClaimAnswer.CONFLICT:
                 await self._park(delivery)
 
