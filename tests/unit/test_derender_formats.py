@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.workers.derender.formats import REASONING, TOOLS, Found, MessageScanner, ScanState
+from headrace.workers.derender.formats.content import MAX_BLANK
 from headrace.workers.derender.formats.json_call import MAX_KEPT, MAX_NAME
 from headrace.workers.derender.formats.markers import Hit, Markers
-from headrace.workers.derender.formats.message import MAX_BLANK, Phase
+from headrace.workers.derender.formats.message import Phase
 
 QWEN3, DEEPSEEK, HERMES = REASONING["qwen3"], REASONING["deepseek_r1"], TOOLS["hermes"]
 
@@ -255,7 +256,7 @@ def test_any_pieces_of_the_same_text_say_the_same(
     cut, cut_end = read(scanner, [text[start:stop] for start, stop in pairwise(edges)], phase)
     single, single_end = read(scanner, list(text), phase)
     assert whole == cut == single
-    assert (end.stopped, end.called) == (cut_end.stopped, cut_end.called) == (single_end.stopped, single_end.called)
+    assert (end.stopped, end.calls) == (cut_end.stopped, cut_end.calls) == (single_end.stopped, single_end.calls)
 
 
 @given(pieces=PIECES, formats=FORMATS)

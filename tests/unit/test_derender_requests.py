@@ -123,13 +123,13 @@ def test_text_is_not_derendered_again(plain: Derenderer) -> None:
         ({"prev_tokens": ["a"], "prefix_offset": 1}, "prefix_offset", r"from 0 to read_offset \(0\)"),
         ({"prev_tokens": ["a" * 5000]}, "prev_tokens", "holds a token of 5000 characters, more than 4096"),
         ({"logprob_text_offset": 1 << 50}, "logprob_text_offset", "must be from 0 to"),
-        ({"scan": {"phase": "call"}}, "scan", "its phase and its call disagree"),
-        ({"scan": {"call": {}}}, "scan", "its phase and its call disagree"),
+        ({"scan": {"phase": "call"}}, "scan", "its phase and its section disagree"),
+        ({"scan": {"section": {"body": "json"}}}, "scan", "its phase and its section disagree"),
         ({"scan": {"v": 2}}, "scan", "Invalid enum value 2"),
         ({"scan": {"phase": "singing"}}, "scan", "Invalid enum value 'singing'"),
         ({"scan": {"held": "x" * 300}}, "scan", "length <= 256"),
         ({"scan": {"tokens": -1}}, "scan", ">= 0"),
-        ({"scan": {"phase": "call", "call": {"depth": -1}}}, "scan", ">= 0"),
+        ({"scan": {"phase": "call", "section": {"body": "json", "value": {"depth": -1}}}}, "scan", ">= 0"),
         ({"scan": {"tokens": 1 << 60}}, "scan", "<= "),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_state_of_the_wrong_shape_is_refused_at_the_door(parsing: Derenderer, 
 
 
 def test_a_state_within_a_call_needs_a_request_with_tools(parsing: Derenderer) -> None:
-    state = {"scan": {"phase": "call", "call": {}}}
+    state = {"scan": {"phase": "call", "section": {"body": "json"}}}
     chat_step(parsing, tokens(), stream_state=state)
     with pytest.raises(BadRequest, match="the request allows none"):
         chat_step(parsing, tokens(), stream_state=state, chat_request={**CHAT, "tool_choice": "none"})
@@ -171,15 +171,21 @@ JSON = st.recursive(
     max_leaves=8,
 )
 AT = st.sampled_from(["open", "key", "value", "closed", "lost"])
-CALL = st.fixed_dictionaries(
+VALUE = st.fixed_dictionaries(
     {},
     optional={
-        "at": AT | JSON,
-        "reading": st.sampled_from(["", "key", "name", "arguments", "other"]) | JSON,
         "kind": st.sampled_from(["", "string", "nested", "scalar"]) | JSON,
         "depth": st.integers(-1, 3),
         "quoted": st.booleans(),
         "escaped": st.booleans(),
+    },
+)
+SECTION = st.fixed_dictionaries(
+    {"body": st.just("json")},
+    optional={
+        "at": AT | JSON,
+        "reading": st.sampled_from(["", "key", "name", "arguments", "other"]) | JSON,
+        "value": VALUE | JSON,
         "raw": st.sampled_from(["", '"na', "name", "arguments"]) | JSON,
         "kept": st.text(max_size=5),
         "announced": st.booleans(),
@@ -199,7 +205,7 @@ SCAN = st.fixed_dictionaries(
         "stop_held": st.text(max_size=5),
         "stopped": st.none() | st.text(max_size=3),
         "calls": st.integers(-1, 5),
-        "call": st.none() | CALL,
+        "section": st.none() | SECTION,
         "other": JSON,
     },
 )

@@ -80,7 +80,7 @@ class Core:
             return replayed
         elif progress.scan is None:
             progress.scan = ScanState()
-        elif progress.scan.call is not None and options.scanner.tools is None:
+        elif progress.scan.section is not None and options.scanner.tools is None:
             raise BadRequest("scan is within a tool call, but the request allows none", param="stream_state.scan")
         return progress
 
@@ -152,7 +152,7 @@ class Core:
                 self._read(progress, options, (token_id,), found)
                 hidden.append(before or _thinking(progress))
         if last and options.scanner is not None and progress.scan is not None:
-            options.scanner.finish(progress.scan, found)
+            options.scanner.finish(progress.scan, found, options.declared)
         return found, hidden
 
     def _read(self, progress: Progress, options: Options, ids: Sequence[int], found: Found) -> None:
@@ -165,7 +165,7 @@ class Core:
             return
         progress.scan.tokens += len(ids)
         if text:
-            options.scanner.feed(progress.scan, text, found)
+            options.scanner.feed(progress.scan, text, found, options.declared)
 
     def _resolved(self, progress: Progress, choice: wire.TokenChoice) -> wire.ChatLogprobs | None:
         before = progress.context
@@ -216,7 +216,7 @@ def _finish(scan: ScanState | None, options: Options, choice: wire.TokenChoice) 
         return choice.finish_reason, choice.stop_reason
     if scan.stopped is not None:
         return "stop", scan.stopped
-    if choice.finish_reason == "stop" and scan.called and not options.named:
+    if choice.finish_reason == "stop" and scan.calls and not options.named:
         return _FINISH_BY_CALL, choice.stop_reason
     return choice.finish_reason, choice.stop_reason
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.protocol import ChatCompletionRequest, CompletionRequest
 from headrace.protocol.tools import ChatCompletionNamedToolChoiceParam
-from headrace.workers.derender.formats import MessageScanner, ReasoningFormat, ToolFormat
+from headrace.workers.derender.formats import NONE, Declared, MessageScanner, ReasoningFormat, ToolFormat
 
 _scanner: Final = lru_cache(maxsize=256)(MessageScanner)
 
@@ -21,6 +21,8 @@ class Options:
     """None: the text is the content."""
     parsed: bool = False
     """A format is configured, whether or not this request turns it on."""
+    declared: Declared = NONE
+    """The tools whose calls are looked for."""
     reasoning: ReasoningFormat | None = None
     skip_special: bool = True
     show_reasoning: bool = True
@@ -57,6 +59,7 @@ class Options:
         return cls(
             scanner=_scanner(reasoning, tools, stop=stop, include_stop=include_stop) if parsed or stop else None,
             parsed=parsed,
+            declared=Declared(request.tools or ()) if tools else NONE,
             reasoning=reasoning,
             skip_special=request.skip_special_tokens and not parsed,
             show_reasoning=not hidden,

@@ -40,7 +40,7 @@ def carried(progress: Progress) -> wire.StreamState:
         role_sent=progress.role_sent,
         logprob_context_token_ids=progress.context,
         logprob_text_offset=progress.offset,
-        tools_streamed=scan is not None and scan.called,
+        tools_streamed=scan is not None and scan.calls > 0,
         scan=None if scan is None else msgspec.to_builtins(scan),
     )
 
@@ -96,8 +96,8 @@ def _scan(carried: object) -> ScanState:
         scan = msgspec.convert(carried, ScanState)
     except msgspec.ValidationError as error:
         raise _bad_scan(str(error)) from None
-    if (scan.phase == "call") != (scan.call is not None):
-        raise _bad_scan("its phase and its call disagree")
+    if (scan.phase == "call") != (scan.section is not None):
+        raise _bad_scan("its phase and its section disagree")
     return scan
 
 

@@ -1,4 +1,4 @@
-"""The scanner for a whole message: reasoning, content and tool calls, cut at stop strings.
+"""The scanner for a whole message: reasoning, content and tool calls between their markers.
 
 It reads each character once and keeps its place in `ScanState`, a small plain value: constant but for text that
 has to be held back because what follows decides what it is.
@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from headrace.workers.derender.formats.calls import Section, call_scanner
+from headrace.workers.derender.formats.content import Content, ContentState
+from headrace.workers.derender.formats.declared import NONE, Declared
 from headrace.workers.derender.formats.found import Found
-from headrace.workers.derender.formats.json_call import CallState, JsonCall
 from headrace.workers.derender.formats.markers import Markers
 from headrace.workers.derender.formats.reasoning import ReasoningFormat
 from headrace.workers.derender.formats.tools import ToolFormat
 
 VERSION: Final = 1
-MAX_BLANK: Final = 256
-"""Leading white space that a tool call behind it would swallow. More than that is content."""
-MAX_STOP: Final = 1 << 16
 
 Phase = Literal["reasoning", "content", "call"]
-Content = Literal["", "begun", "over"]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
-class ScanState(Struct, omit_defaults=True):
+class ScanState(ContentState, omit_defaults=True):
     """One choice's place in its message. A default is left out of its JSON."""
 
     v: Literal[1] = VERSION
@@ -36,22 +34,10 @@ class ScanState(Struct, omit_defaults=True):
     phase: Phase = "content"
     held: Annotated[str, Meta(max_length=256)] = ""
     """The start of what may become a marker."""
-    content: Content = ""
-    """Whether content has begun, or is over because a call came."""
-    blank: Annotated[str, Meta(max_length=MAX_BLANK)] = ""
-    """White space before any other content."""
-    stop_held: Annotated[str, Meta(max_length=MAX_STOP)] = ""
-    """Content that may become a stop string."""
-    stopped: Annotated[str, Meta(max_length=MAX_STOP)] | None = None
-    """The stop string that ended the content."""
     calls: Count = 0
-    """Calls given out."""
-    call: CallState | None = None
-
-    @property
-    def called(self) -> bool:
-        """Whether a call has been given out, in whole or in part."""
-        return self.calls > 0 or (self.call is not None and self.call.announced)
+    """Calls opened, in whole or in part."""
+    section: Section | None = None
+    """The place within a section of calls, in that phase."""
 
 
 class MessageScanner:
@@ -66,40 +52,46 @@ class MessageScanner:
         include_stop: bool = False,
     ) -> None:
         self.tools = tools
-        self._call = JsonCall(tools) if tools else None
-        self._include_stop = include_stop
-        self._stop = Markers(stop) if stop else None
+        self._calls = call_scanner(tools) if tools else None
+        self._tentative = tools is not None and tools.tentative
+        self._content = Content(
+            before_calls=tools is not None,
+            text_after=tools is None or tools.text_after,
+            stop=stop,
+            include_stop=include_stop,
+        )
         self._enter: dict[str, Phase] = {}
         if reasoning:
             self._enter |= {reasoning.start: "reasoning", reasoning.end: "content"}
         if tools:
-            self._enter[tools.start] = "call"
+            self._enter |= dict.fromkeys(tools.starts, "call")
         in_reasoning = set(self._enter)
         if reasoning and tools and not reasoning.call_ends:
-            in_reasoning.discard(tools.start)
+            in_reasoning -= set(tools.starts)
         self._markers: Mapping[str, Markers | None] = {
             "reasoning": Markers(in_reasoning) if in_reasoning else None,
             "content": Markers(self._enter) if self._enter else None,
         }
 
-    def feed(self, state: ScanState, text: str, found: Found) -> None:
+    def feed(self, state: ScanState, text: str, found: Found, declared: Declared = NONE) -> None:
         """Read the next piece of the output."""
         text, state.held, at = state.held + text, "", 0
         while at < len(text) and state.stopped is None:
-            read = self._call_piece if state.phase == "call" else self._text
-            at = read(state, text, at, found)
+            if state.section is None:
+                at = self._text(state, text, at, found)
+            else:
+                at = self._section(state, state.section, text, at, found, declared)
 
-    def finish(self, state: ScanState, found: Found) -> None:
+    def finish(self, state: ScanState, found: Found, declared: Declared = NONE) -> None:
         """The output is over: give out what was held back, unless it belongs to a call that was cut."""
         held, state.held = state.held, ""
-        if state.call is None:
+        if state.section is None or self._calls is None:
             self._give(state, held, found)
-        elif self._call is not None:
-            self._call.finish(state.call, state.calls, found)
-        blank, state.blank = state.blank, ""
-        self._content(state, blank, found)
-        found.content.append(state.stop_held)
-        state.stop_held = ""
+        else:
+            found.opened = state.calls
+            self._calls.finish(state.section, held, found, declared)
+            self._after_section(state, state.section, found)
+        self._content.finish(state, found)
 
     def _text(self, state: ScanState, text: str, at: int, found: Found) -> int:
         markers = self._markers[state.phase]
@@ -111,58 +103,34 @@ class MessageScanner:
         if not hit.whole:
             state.held = text[hit.start :]
             return len(text)
-        self._begin(state, self._enter[text[hit.start : hit.end]])
+        marker = text[hit.start : hit.end]
+        state.phase = self._enter[marker]
+        if state.phase == "call" and self._calls:
+            state.section = self._calls.begin(marker)
+            if not self._tentative:
+                self._content.call(state)
         return hit.end
 
-    def _begin(self, state: ScanState, phase: Phase) -> None:
-        state.phase = phase
-        if phase == "call" and self.tools:
-            state.call = CallState()
-            state.blank = ""
-            if not self.tools.text_after:
-                state.content = "over"
-
-    def _call_piece(self, state: ScanState, text: str, at: int, found: Found) -> int:
-        assert self._call is not None
-        assert state.call is not None
-        at = self._call.feed(state.call, state.calls, text, at, found)
-        if state.call.done:
-            state.calls += state.call.announced
-            state.call = None
-            state.phase = "content"
-        elif at < len(text):
+    def _section(self, state: ScanState, section: Section, text: str, at: int, found: Found, declared: Declared) -> int:
+        assert self._calls is not None
+        found.opened = state.calls
+        at = self._calls.feed(section, text, at, found, declared)
+        self._after_section(state, section, found)
+        if state.section is not None and at < len(text):
             state.held = text[at:]
             return len(text)
         return at
 
+    def _after_section(self, state: ScanState, section: Section, found: Found) -> None:
+        if found.opened > state.calls:
+            self._content.call(state)
+            state.calls = found.opened
+        if section.done:
+            state.section, state.phase = None, "content"
+            self._give(state, section.refused, found)
+
     def _give(self, state: ScanState, text: str, found: Found) -> None:
         if state.phase == "reasoning":
             found.reasoning.append(text)
-        elif state.content == "" and self.tools is not None:
-            text, state.blank = state.blank + text, ""
-            if len(text) <= MAX_BLANK and not text.strip():
-                state.blank = text
-            else:
-                state.content = "begun"
-                self._content(state, text, found)
-        elif state.content != "over":
-            self._content(state, text, found)
-
-    def _content(self, state: ScanState, text: str, found: Found) -> None:
-        if state.stopped is not None:
-            return
-        if self._stop is None:
-            found.content.append(text)
-            return
-        text, state.stop_held = state.stop_held + text, ""
-        hit = self._stop.find(text)
-        if hit is None:
-            found.content.append(text)
-            return
-        found.content.append(text[: hit.start])
-        if not hit.whole:
-            state.stop_held = text[hit.start :]
-            return
-        state.stopped = text[hit.start : hit.end]
-        if self._include_stop:
-            found.content.append(state.stopped)
+        elif text:
+            self._content.give(state, text, found)
