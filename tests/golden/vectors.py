@@ -42,6 +42,7 @@ class Case(msgspec.Struct):
 
     id: str
     kind: str
+    variant: int | str
     endpoint: Literal["chat", "completion"]
     tokenizer: str
     tool_parser: str | None
