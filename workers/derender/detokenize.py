@@ -1,27 +1,33 @@
 """Token ids to text, a few at a time, with the text that the engine itself would give out.
 
 A token is given out once the text up to it is whole: never half a character, never a space that the next token
-would take back. Two ways lead there. Byte-level vocabularies have bytes for tokens, so the bytes not yet given
+would take back. Two ways lead there. Where tokens are bytes (byte-level, tekken, tiktoken), the bytes not yet given
 out are all there is to decode. Others (Metaspace, byte fallback) only decode in context, so a window of earlier
 tokens is decoded along. Both keep the same window, in the terms of DerenderStreamState, so a state of either, or
 of another implementation, continues here.
+
+As with the engine, bytes at the end of an output that make no character are never given out, and special tokens
+that are kept stand without spaces of their own, whatever `spaces_between_special_tokens` says: that is for
+tokenizers written in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from headrace.workers.derender.vocabulary import Vocabulary
-
-REPLACEMENT: Final = "\ufffd"
+from headrace.workers.derender.vocabulary import REPLACEMENT, InBytes, InContext, Vocabulary
 
 PROMPT_WINDOW: Final = 5
 PROMPT_TAIL: Final = PROMPT_WINDOW + 2
 MAX_PENDING: Final = 256
 """Tokens that may be held back for a character to become whole. Only garbage gets there: it is then given out."""
+KNOWN: Final = 1 << 14
+"""Tokens whose text is remembered: all would take more memory than their table, and most of a vocabulary is rare."""
+
+_Piece = TypeVar("_Piece")
 
 
 class Window(Struct):
@@ -31,9 +37,11 @@ class Window(Struct):
     prefix: int = 0
     read: int = 0
     pending: bytes = b""
-    """Byte-level only: the bytes of `tokens[read:]`."""
+    """Of bytes only: the bytes of `tokens[read:]`."""
     before: bytes = b""
-    """Byte-level only: the bytes of `tokens[prefix:read]` where these end within a character, else empty."""
+    """Of bytes only: the bytes of `tokens[prefix:read]` where these end within a character, else empty."""
+    given: int = 0
+    """In context only: the characters of `tokens[prefix:read]`."""
 
 
 class Detokenizer(Protocol):
@@ -54,88 +62,97 @@ class Detokenizer(Protocol):
 
 def detokenizer(vocabulary: Vocabulary) -> Detokenizer:
     """The detokenizer that fits the vocabulary."""
-    return ByteLevel(vocabulary) if vocabulary.byte_level else Windowed(vocabulary)
+    match vocabulary.decoding:
+        case InBytes() as decoding:
+            return Bytewise(vocabulary, decoding)
+        case InContext() as decoding:
+            return Windowed(vocabulary, decoding)
 
 
-class ByteLevel:
-    """Vocabularies whose tokens are bytes, each byte spelled as one printable character."""
+class Bytewise:
+    """Vocabularies whose tokens are bytes, however these are spelled."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, decoding: InBytes) -> None:
         self._vocabulary = vocabulary
-        self._entries: dict[int, tuple[str, bytes, str]] = {}
-        """By id, filled on first use: spelling, bytes, and the text where the token is whole by itself, else ""."""
+        self._bytes_of = decoding.bytes_of
+        self._textless = decoding.textless
+        self._known: dict[int, tuple[str, str]] = {}
 
     def open(self, prompt: Sequence[int] | None, *, skip_special: bool) -> Window:
         return self.resume(*_prompt_tail(self._vocabulary, prompt, skip_special))
 
     def resume(self, tokens: list[str], prefix: int, read: int) -> Window:
-        before = b"".join(map(_spelled_bytes, tokens[prefix:read]))
+        before = b"".join(map(self._said, tokens[prefix:read]))
         return Window(
             tokens=tokens,
             prefix=prefix,
             read=read,
-            pending=b"".join(map(_spelled_bytes, tokens[read:])),
+            pending=b"".join(map(self._said, tokens[read:])),
             before=before if _decode(before).endswith(REPLACEMENT) else b"",
         )
 
     def feed(self, window: Window, token_ids: Sequence[int], *, skip_special: bool) -> str:
         if not token_ids:
             return ""
-        _drop_prefix(window)
         special = self._vocabulary.special if skip_special else ()
+        if len(token_ids) == 1 and len(window.tokens) == window.read and not window.before:  # as nearly always
+            spelling, whole = self._known.get(token_ids[0]) or self._look_up(token_ids[0])
+            if whole and token_ids[0] not in special:
+                window.tokens, window.prefix, window.read = [spelling], 0, 1
+                return whole
+        _drop_prefix(window)
         parts = []
         for token_id in token_ids:
             if token_id in special:
                 continue
-            spelling, spelled, whole = self._entries.get(token_id) or self._entry(token_id)
+            spelling, whole = self._known.get(token_id) or self._look_up(token_id)
             if whole and len(window.tokens) == window.read and not window.before:
                 parts.append(whole)
                 window.tokens, window.read = [spelling], 1
-            elif text := self._advance(window, spelling, spelled):
+            elif text := self._advance(window, spelling):
                 parts.append(text)
         return "".join(parts)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        return _decode(b"".join([self._entry(token_id)[1] for token_id in token_ids]))
+        spellings = (self._vocabulary.token(token_id) for token_id in token_ids)
+        return _decode(b"".join([self._bytes_of(spelling) for spelling in spellings if spelling is not None]))
 
-    def _advance(self, window: Window, spelling: str, spelled: bytes) -> str:
-        full = _hold(window, spelling)
-        window.pending += spelled
+    def _advance(self, window: Window, spelling: str) -> str:
+        if not _hold(window, spelling):
+            return ""
+        window.pending += self._said(spelling)
         text = _decode(window.before + window.pending)
         given = len(_decode(window.before)) if window.before else 0
-        if (len(text) <= given or text.endswith(REPLACEMENT)) and not full:
+        if (len(text) <= given or text.endswith(REPLACEMENT)) and not _is_full(window):
             return ""
         _release(window)
         window.pending = window.before = b""
         return text[given:]
 
-    def _entry(self, token_id: int) -> tuple[str, bytes, str]:
-        entry = self._entries.get(token_id)
-        if entry is not None:
-            return entry
-        spelling = self._vocabulary.token(token_id)
-        if spelling is None:
-            return "", b"", ""
-        spelled = _spelled_bytes(spelling)
-        text = _decode(spelled)
-        entry = self._entries[token_id] = (spelling, spelled, "" if text.endswith(REPLACEMENT) else text)
-        return entry
+    def _said(self, spelling: str) -> bytes:
+        """The bytes that a token adds to an output."""
+        return b"" if spelling in self._textless else self._bytes_of(spelling)
+
+    def _look_up(self, token_id: int) -> tuple[str, str]:
+        """A token's spelling, and its text where that is whole by itself, else "". An unknown id has neither."""
+        spelling = self._vocabulary.token(token_id) or ""
+        text = _decode(self._said(spelling))
+        return _learn(self._known, token_id, (spelling, "" if text.endswith(REPLACEMENT) else text))
 
 
 class Windowed:
     """Vocabularies whose tokens decode only in context."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, decoding: InContext) -> None:
         self._vocabulary = vocabulary
-        self._join: Callable[[list[str]], str] = vocabulary.join
-        self._alone: dict[str, str] = {}
-        """Text of single tokens: what the window before a token nearly always is."""
+        self._join = decoding.join
+        self._known: dict[int, tuple[str, int]] = {}
 
     def open(self, prompt: Sequence[int] | None, *, skip_special: bool) -> Window:
-        return Window(*_prompt_tail(self._vocabulary, prompt, skip_special))
+        return self.resume(*_prompt_tail(self._vocabulary, prompt, skip_special))
 
     def resume(self, tokens: list[str], prefix: int, read: int) -> Window:
-        return Window(tokens, prefix, read)
+        return Window(tokens, prefix, read, given=len(self._join(tokens[prefix:read])))
 
     def feed(self, window: Window, token_ids: Sequence[int], *, skip_special: bool) -> str:
         if not token_ids:
@@ -146,28 +163,31 @@ class Windowed:
         for token_id in token_ids:
             if token_id in special:
                 continue
-            full = _hold(window, self._vocabulary.token(token_id) or "")
-            given = len(self._given(window))
-            text = self._join(window.tokens)
-            if (len(text) <= given or text.endswith(REPLACEMENT)) and not full:
+            spelling, alone = self._known.get(token_id) or self._look_up(token_id)
+            if not _hold(window, spelling):
                 continue
-            parts.append(text[given:])
+            text = self._join(window.tokens)
+            if (len(text) <= window.given or text.endswith(REPLACEMENT)) and not _is_full(window):
+                continue
+            parts.append(text[window.given :])
             _release(window)
+            window.given = alone if len(window.tokens) == 1 else len(self._join(window.tokens))
         return "".join(parts)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._join([token for i in token_ids if (token := self._vocabulary.token(i)) is not None])
 
-    def _given(self, window: Window) -> str:
-        if window.read != 1:
-            return self._join(window.tokens[: window.read])
-        token = window.tokens[0]
-        text = self._alone.get(token)
-        if text is None:
-            text = self._join([token])
-            if len(self._alone) < len(self._vocabulary.tokens):
-                self._alone[token] = text
-        return text
+    def _look_up(self, token_id: int) -> tuple[str, int]:
+        """A token's spelling, and the characters of its text by itself. An unknown id has neither."""
+        spelling = self._vocabulary.token(token_id) or ""
+        return _learn(self._known, token_id, (spelling, len(self._join([spelling]))))
+
+
+def _learn(known: dict[int, _Piece], token_id: int, piece: _Piece) -> _Piece:
+    if len(known) >= KNOWN:
+        known.clear()
+    known[token_id] = piece
+    return piece
 
 
 def _prompt_tail(
@@ -186,14 +206,16 @@ def _drop_prefix(window: Window) -> None:
 
 
 def _hold(window: Window, token: str) -> bool:
-    """Hold a token back; true when the window is full and must be given out as it is.
+    """Hold a token back. False where that changes nothing: one without text is not worth a place in a crowd."""
+    if not token and len(window.tokens) - window.read >= MAX_PENDING // 2:
+        return False
+    window.tokens.append(token)
+    return True
 
-    A token without text is not worth a place in a crowded window.
-    """
-    pending = len(window.tokens) - window.read
-    if token or pending < MAX_PENDING // 2:
-        window.tokens.append(token)
-    return pending >= MAX_PENDING
+
+def _is_full(window: Window) -> bool:
+    """Whether what is held back must be given out as it is."""
+    return len(window.tokens) - window.read > MAX_PENDING
 
 
 def _release(window: Window) -> None:
@@ -203,21 +225,3 @@ def _release(window: Window) -> None:
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", "replace")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte: itself where it has one, else one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTES: Final = _byte_alphabet()
-
-
-def _spelled_bytes(token: str) -> bytes:
-    """The bytes that a token stands for; a token with a character outside the alphabet stands for itself."""
-    try:
-        return bytes([_BYTES[character] for character in token])
-    except KeyError:
-        return token.encode("utf-8", "surrogatepass")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from headrace.protocol import wire
-from headrace.workers.derender.detokenize import REPLACEMENT, Detokenizer
-from headrace.workers.derender.vocabulary import Vocabulary
+from headrace.workers.derender.detokenize import KNOWN, Detokenizer
+from headrace.workers.derender.vocabulary import REPLACEMENT, InContext, Vocabulary
 
 CONTEXT: Final = 4
 """Sampled tokens before a token that may hold the first bytes of its character: UTF-8 needs no more."""
 
-_METASPACE: Final = "\u2581"
-_LOWEST: Final = -9999.0
+LOWEST: Final = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
@@ -23,23 +23,27 @@ class LogprobText:
     def __init__(self, vocabulary: Vocabulary, detokenizer: Detokenizer) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = detokenizer
-        self._known: dict[int, tuple[str, list[int]]] = {}
+        self._marker = vocabulary.decoding.marker if isinstance(vocabulary.decoding, InContext) else None
+        self._alone = lru_cache(KNOWN)(self._decoded)
 
-    def resolve(self, logprobs: wire.TokenLogprobs, context: Sequence[int]) -> wire.ChatLogprobs:
+    def resolve(
+        self, logprobs: wire.TokenLogprobs, context: Sequence[int], *, by_id: bool = False
+    ) -> wire.ChatLogprobs:
         """The chat form of these log probabilities; `context` holds the sampled ids before them.
 
         The first tokens of a character that is split over several get no text, its last one gets it all. A
-        candidate that was not sampled is completed from the same context.
+        candidate that was not sampled is completed from the same context. `by_id`: tokens are named `token_id:N`,
+        their text is in their bytes alone.
         """
         if logprobs.content is None:
             return wire.ChatLogprobs()
         before = list(context)
         entries = []
         for entry in logprobs.content:
-            token, data = self._piece(entry.token_id, before)
+            token, data = self._piece(entry.token_id, before, by_id)
             candidates = []
             for top in entry.top_logprobs:
-                top_token, top_data = self._piece(top.token_id, before)
+                top_token, top_data = self._piece(top.token_id, before, by_id)
                 candidates.append(wire.ChatLogprob(token=top_token, logprob=_finite(top.logprob), bytes=top_data))
             entries.append(
                 wire.ChatLogprobEntry(token=token, logprob=_finite(entry.logprob), bytes=data, top_logprobs=candidates)
@@ -47,25 +51,27 @@ class LogprobText:
             before = [*before[1 - CONTEXT :], entry.token_id]
         return wire.ChatLogprobs(content=entries)
 
-    def _piece(self, token_id: int, context: list[int]) -> tuple[str, list[int]]:
-        piece = self._known.get(token_id)
-        if piece is None:
-            text = self._alone(token_id)
-            piece = (text, list(text.encode()))
-            if self._vocabulary.token(token_id) is not None:
-                self._known[token_id] = piece
-        if not piece[0].endswith(REPLACEMENT):
-            return piece
-        text = self._completed(token_id, context)
-        return text, list(text.encode())
+    def _piece(self, token_id: int, context: list[int], by_id: bool) -> tuple[str, list[int] | None]:
+        text, data = self._alone(token_id)
+        if text.endswith(REPLACEMENT):
+            text = self._completed(token_id, context)
+            data = list(text.encode())
+        return (f"token_id:{token_id}" if by_id else text), data
 
-    def _alone(self, token_id: int) -> str:
-        """The token's own text. A decoder that drops a leading space only does so at the start of a text."""
-        text = self._detokenizer.text([token_id])
-        spelling = self._vocabulary.token(token_id) or ""
-        if self._vocabulary.byte_level or not spelling.startswith(_METASPACE):
+    def _decoded(self, token_id: int) -> tuple[str, list[int] | None]:
+        """The token's own text and its bytes; an unknown id has no bytes."""
+        spelling = self._vocabulary.token(token_id)
+        if spelling is None:
+            return "", None
+        text = self._spaced(spelling, self._detokenizer.text([token_id]))
+        return text, list(text.encode("utf-8", "replace"))
+
+    def _spaced(self, spelling: str, text: str) -> str:
+        """With the spaces that decoding only drops where a text starts."""
+        marker = self._marker
+        if marker is None or not spelling.startswith(marker):
             return text
-        spaces = len(spelling) - len(spelling.lstrip(_METASPACE))
+        spaces = len(spelling) - len(spelling.lstrip(marker))
         return " " * (spaces - (len(text) - len(text.lstrip(" ")))) + text
 
     def _completed(self, token_id: int, context: list[int]) -> str:
@@ -82,13 +88,16 @@ class LogprobText:
         return ""
 
 
-def to_completion(logprobs: wire.ChatLogprobs, offset: int) -> wire.CompletionLogprobs:
-    """The same log probabilities as parallel lists; `offset` is where in the text the first token starts."""
+def to_completion(logprobs: wire.ChatLogprobs, offset: int, *, by_id: bool = False) -> wire.CompletionLogprobs:
+    """The same log probabilities as parallel lists; `offset` is where in the text the first token starts.
+
+    `by_id` as they were resolved: the text that counts is then in the bytes.
+    """
     entries = logprobs.content or ()
     offsets = []
     for entry in entries:
         offsets.append(offset)
-        offset += len(entry.token)
+        offset += len(bytes(entry.bytes or ()).decode() if by_id else entry.token)
     return wire.CompletionLogprobs(
         text_offset=offsets,
         token_logprobs=[entry.logprob for entry in entries],
@@ -98,7 +107,7 @@ def to_completion(logprobs: wire.ChatLogprobs, offset: int) -> wire.CompletionLo
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST)
+    return max(logprob, LOWEST)
 
 
 def _common(one: str, other: str) -> int:
