@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import RabbitMQ, Redis, open_rabbitmq, open_redis, shared_rabbitmq, shared_redis
+
+# How long an example takes says something about the machine only.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
 
 
 def pytest_configure() -> None:

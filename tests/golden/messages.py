@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.protocol import ChatCompletionRequest, DerenderStreamState, wire
 from headrace.workers.derender import Derenderer, Session
+from headrace.workers.derender.formats import REASONING
 from tests.golden.vectors import Case, step, whole
 
 ENDS = ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "</s>", "<|user|>", "<seed:eos>", "<|return|>", "<|call|>")
@@ -75,13 +76,20 @@ def recorded(case: Case) -> Iterator[dict[int, Message]]:
 def mended(case: Case, message: Message) -> Message:
     content, reasoning, calls, finish_reason = message
     content = content and (_ended(content) or None)
-    reasoning = reasoning and (_ended(reasoning) or None)
+    if reasoning is not None and (ended := _ended(reasoning)) != reasoning:
+        row = REASONING.get(case.reasoning_parser or "")
+        reasoning = (ended.rstrip() if row is not None and row.trim_reasoning else ended) or None
     if calls and content is not None and not content.strip():
         content = None
     named = isinstance((case.request or {}).get("tool_choice"), dict)
     if calls and finish_reason == "stop" and not named:
         finish_reason = "tool_calls"
     return Message(content, reasoning, calls, finish_reason)
+
+
+def broken_characters(case: Case, said: list[dict[int, Message]]) -> bool:
+    """Whether the reference broke up characters that the model wrote: a defect that can't be mended."""
+    return "\ufffd" in str(said) and not any("\ufffd" in text for text in case.texts)
 
 
 def _ended(text: str) -> str:

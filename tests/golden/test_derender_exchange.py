@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,18 @@ def test_a_body_of_the_wrong_shape_is_refused_at_the_door_by_field(parsing: Dere
         answer(parsing, recorded["path"], recorded["request"])
     refused = bad_request(caught.value)
     assert (refused.status, (refused.param or "").startswith(param)) == (recorded["status"], True)
+
+
+def recorded_refusals() -> list[dict[str, Any]]:
+    """Bodies that the reference's endpoints refuse by themselves, for a model of 8 tokens, and their answers."""
+    lines = (Path(__file__).parent / "refusals.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("refused", recorded_refusals(), ids=lambda refused: f"{refused['door']}: {refused['why']}")
+def test_what_the_reference_refuses_we_refuse_in_its_words(refused: dict[str, Any]) -> None:
+    formats = ("hermes", "qwen3") if refused["parsed"] else (None, None)
+    derenderer = Derenderer.load(tokenizer_folder("qwen3"), *formats, max_model_len=8)
+    with pytest.raises(HeadraceError) as caught:
+        answer(derenderer, CHAT if refused["door"].startswith("chat") else COMPLETION, refused["body"])
+    assert caught.value.error.model_dump(mode="json") == refused["answer"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
@@ -24,7 +20,7 @@ from headrace.protocol import (
     DerenderCompletionStreamRequest,
 )
 from headrace.workers.derender import Derenderer
-from tests.unit.derender_tokenizer import END, byte_level
+from tests.unit.derender_tokenizer import byte_level
 
 CHAT = {
     "model": "m",
@@ -64,9 +60,9 @@ def chat_step(derenderer: Derenderer, chunk: dict[str, Any], **more: Any) -> Der
 
 
 def test_a_parser_that_does_not_exist_is_named_with_those_that_do(folder: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="tool_parser 'nope' does not exist; known are hermes"):
+    with pytest.raises(ValueError, match=r"tool_parser 'nope' does not exist; known are .*\bhermes, "):
         Derenderer.load(folder, tool_parser="nope")
-    with pytest.raises(ValueError, match="reasoning_parser 'nope' does not exist; known are deepseek_r1, qwen3"):
+    with pytest.raises(ValueError, match=r"reasoning_parser 'nope' does not exist; known are .*\bqwen3\b"):
         Derenderer.load(folder, reasoning_parser="nope")
 
 
@@ -116,140 +112,53 @@ def test_text_is_not_derendered_again(plain: Derenderer) -> None:
         chat_step(plain, text)
 
 
-@pytest.mark.parametrize(
-    ("state", "param", "message"),
-    [
-        ({"read_offset": 1}, "read_offset", r"read_offset \(1\) must be from 0 to 0"),
-        ({"prev_tokens": ["a"], "prefix_offset": 1}, "prefix_offset", r"from 0 to read_offset \(0\)"),
-        ({"prev_tokens": ["a" * 5000]}, "prev_tokens", "holds a token of 5000 characters, more than 4096"),
-        ({"logprob_text_offset": 1 << 50}, "logprob_text_offset", "must be from 0 to"),
-        ({"scan": {"phase": "call"}}, "scan", "its phase and its section disagree"),
-        ({"scan": {"section": {"body": "json"}}}, "scan", "its phase and its section disagree"),
-        ({"scan": {"v": 2}}, "scan", "Invalid enum value 2"),
-        ({"scan": {"phase": "singing"}}, "scan", "Invalid enum value 'singing'"),
-        ({"scan": {"held": "x" * 300}}, "scan", "length <= 256"),
-        ({"scan": {"tokens": -1}}, "scan", ">= 0"),
-        ({"scan": {"phase": "call", "section": {"body": "json", "value": {"depth": -1}}}}, "scan", ">= 0"),
-        ({"scan": {"tokens": 1 << 60}}, "scan", "<= "),
-    ],
-)
-def test_a_state_out_of_bounds_is_refused_by_field(
-    parsing: Derenderer, state: dict[str, Any], param: str, message: str
+@pytest.mark.parametrize("content", [0, 1, 3])
+def test_log_probabilities_that_are_not_one_for_each_token_are_refused(plain: Derenderer, content: int) -> None:
+    logprobs = {"content": [{"token_id": 5, "logprob": -0.5}] * content}
+    choice = {"index": 0, "token_ids": [5, 6], "logprobs": logprobs}
+    with pytest.raises(BadRequest, match=rf"logprobs.content length \({content}\) must equal token_ids length \(2\)"):
+        chat_step(plain, tokens(choice))
+    with pytest.raises(BadRequest, match="must equal token_ids length"):
+        plain.completion(DerenderCompletionRequest.model_validate({"generate_responses": [tokens(choice)]}))
+    assert chat_step(plain, tokens({**choice, "logprobs": {"content": None}})).chunk.choices[0].logprobs is not None
+
+
+def test_log_probabilities_of_a_prompt_that_do_not_fit_it_are_not_echoed(plain: Derenderer) -> None:
+    response = tokens({"index": 0, "token_ids": [5]}, prompt_logprobs=[None], prompt_token_ids=[1, 2])
+    asked = {"model": "m", "prompt": "hi", "echo": True, "logprobs": 1}
+    body = {"generate_responses": [response], "completion_request": asked}
+    with pytest.raises(
+        BadRequest, match=r"prompt_logprobs length \(1\) must equal prompt_token_ids length \(2\)"
+    ) as caught:
+        plain.completion(DerenderCompletionRequest.model_validate(body))
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_a_response_has_no_more_choices_than_a_server_would_give(plain: Derenderer) -> None:
+    many = tokens(*[{"index": 0}] * 16_385)
+    with pytest.raises(BadRequest, match=r"choices count \(16385\) in response 'r' exceeds server maximum \(16384\)"):
+        plain.chat(DerenderChatRequest.model_validate({"generate_response": many}))
+    responses = [tokens()] * 16_385
+    with pytest.raises(BadRequest, match=r"generate_responses count \(16385\) exceeds server maximum"):
+        plain.completion(DerenderCompletionRequest.model_validate({"generate_responses": responses}))
+
+
+@pytest.mark.parametrize("tools", ["hermes", "openai"])
+def test_a_completion_is_plain_text_whatever_formats_the_model_has(
+    folder: Path, tokenizer: Tokenizer, tools: str
 ) -> None:
-    with pytest.raises(BadRequest, match=message) as caught:
-        chat_step(parsing, tokens({"index": 0, "token_ids": [5]}), stream_state=state)
-    assert caught.value.param == f"stream_state.{param}"
-    assert caught.value.status == 400
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"prev_tokens": ["a"] * 1025},
-        {"prefix_offset": -1},
-        {"logprob_context_token_ids": [1] * 5},
-        {"output_token_ids": [1, 2], "output_chunk_lens": [1]},
-        {"output_chunk_lens": [0]},
-        {"scan": 7},
-    ],
-)
-def test_a_state_of_the_wrong_shape_is_refused_at_the_door(parsing: Derenderer, state: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        chat_step(parsing, tokens(), stream_state=state)
-
-
-def test_a_state_within_a_call_needs_a_request_with_tools(parsing: Derenderer) -> None:
-    state = {"scan": {"phase": "call", "section": {"body": "json"}}}
-    chat_step(parsing, tokens(), stream_state=state)
-    with pytest.raises(BadRequest, match="the request allows none"):
-        chat_step(parsing, tokens(), stream_state=state, chat_request={**CHAT, "tool_choice": "none"})
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**70) | st.floats(allow_nan=False) | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-AT = st.sampled_from(["open", "key", "value", "closed", "lost"])
-VALUE = st.fixed_dictionaries(
-    {},
-    optional={
-        "kind": st.sampled_from(["", "string", "nested", "scalar"]) | JSON,
-        "depth": st.integers(-1, 3),
-        "quoted": st.booleans(),
-        "escaped": st.booleans(),
-    },
-)
-SECTION = st.fixed_dictionaries(
-    {"body": st.just("json")},
-    optional={
-        "at": AT | JSON,
-        "reading": st.sampled_from(["", "key", "name", "arguments", "other"]) | JSON,
-        "value": VALUE | JSON,
-        "raw": st.sampled_from(["", '"na', "name", "arguments"]) | JSON,
-        "kept": st.text(max_size=5),
-        "announced": st.booleans(),
-        "argued": st.booleans(),
-        "done": st.booleans(),
-    },
-)
-SCAN = st.fixed_dictionaries(
-    {},
-    optional={
-        "v": st.just(1) | JSON,
-        "tokens": st.integers(-1, 200),
-        "phase": st.sampled_from(["reasoning", "content", "call"]),
-        "held": st.sampled_from(["<", "</tool_", "x"]) | JSON,
-        "content": st.sampled_from(["", "begun", "over"]),
-        "blank": st.text(max_size=5),
-        "stop_held": st.text(max_size=5),
-        "stopped": st.none() | st.text(max_size=3),
-        "calls": st.integers(-1, 5),
-        "section": st.none() | SECTION,
-        "other": JSON,
-    },
-)
-STATE = st.fixed_dictionaries(
-    {},
-    optional={
-        "prev_tokens": st.lists(st.text(max_size=6), max_size=6),
-        "prefix_offset": st.integers(-1, 8),
-        "read_offset": st.integers(-1, 8),
-        "role_sent": st.booleans(),
-        "logprob_context_token_ids": st.lists(st.integers(), max_size=5),
-        "logprob_text_offset": st.integers(),
-        "scan": SCAN | st.dictionaries(st.text(max_size=5), JSON, max_size=3),
-        "last_tool_call_ids": st.lists(st.text(max_size=4), max_size=3),
-    },
-)
-
-
-@given(
-    state=STATE,
-    text=st.sampled_from(['{"name": "f", "arguments": {"a"', '"}</tool_call> x', "</think>", " ", END, "é<"]),
-    finish_reason=st.sampled_from([None, "stop"]),
-)
-def test_any_state_is_answered_or_refused_and_what_is_answered_can_be_continued(
-    parsing: Derenderer, tokenizer: Tokenizer, state: dict[str, Any], text: str, finish_reason: str | None
-) -> None:
-    chunk = tokens({"index": 0, "token_ids": tokenizer.encode(text).ids, "finish_reason": finish_reason})
-    request = {"stop": ["x", "é"], **CHAT}
-    try:
-        first = chat_step(parsing, chunk, stream_state=json.loads(json.dumps(state)), chat_request=request)
-    except (BadRequest, ValidationError):
-        return
-    carried = json.loads(first.stream_state.model_dump_json())
-    carried.get("scan", {}).pop("tokens", None)  # else the model's length may be used up
-    second = chat_step(parsing, tokens({"index": 0, "token_ids": []}), stream_state=carried, chat_request=request)
-    assert second.chunk.choices[0].delta.role is None
-
-
-@given(ids=st.lists(st.integers(0, 2**40), max_size=30), logprobs=st.booleans())
-def test_any_token_ids_are_answered(plain: Derenderer, ids: list[int], logprobs: bool) -> None:
-    entries = [{"token_id": i, "logprob": -1.0, "top_logprobs": [{"token_id": i + 1, "logprob": -2.0}]} for i in ids]
-    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": entries} if logprobs else None}
-    done = chat_step(plain, tokens(choice)).chunk.choices[0]
-    assert (done.logprobs is not None and len(done.logprobs.content or ()) == len(ids)) is logprobs
+    derenderer = Derenderer.load(folder, tools, "qwen3")
+    text = "<think>why</think><|channel|>final<|message|>so<tool_call>{}"
+    choice = {"index": 0, "token_ids": tokenizer.encode(text).ids}
+    for asked in (None, {"model": "m", "prompt": "hi", "stop": ["never"]}):
+        body = {
+            "stream": True,
+            "generate_chunk": tokens(choice),
+            "prompt_token_ids": PROMPT,
+            "completion_request": asked,
+        }
+        done = derenderer.completion_stream(DerenderCompletionStreamRequest.model_validate(body))
+        assert done.chunk.choices[0].text == text
 
 
 def test_both_dialects_of_log_probabilities_say_the_same(plain: Derenderer) -> None:
@@ -271,28 +180,6 @@ def test_a_log_probability_that_names_no_token_is_refused(plain: Derenderer) -> 
     words = {"content": [{"token": "word", "logprob": -0.5}]}
     with pytest.raises(BadRequest, match="token_id:N"):
         chat_step(plain, tokens({"index": 0, "token_ids": [5], "logprobs": words}))
-
-
-def test_a_state_of_a_leading_usage_chunk_is_still_a_fresh_one(parsing: Derenderer, tokenizer: Tokenizer) -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
-    first = chat_step(parsing, tokens(usage=usage), prompt_tokens=5)
-    assert (first.chunk.choices, first.chunk.usage and first.chunk.usage.total_tokens) == ([], 5)
-    chunk = tokens({"index": 0, "token_ids": tokenizer.encode("why").ids})
-    fresh = {"role_sent": False}  # what a replaying implementation answers to such a chunk
-    for state in (first.stream_state, fresh, None):
-        choice = chat_step(parsing, chunk, stream_state=state).chunk.choices[0]
-        assert (choice.delta.role, choice.delta.reasoning) == ("assistant", "why")
-
-
-def test_a_state_without_a_scan_goes_on_where_only_stop_strings_are_looked_for(
-    plain: Derenderer, tokenizer: Tokenizer
-) -> None:
-    one = chat_step(plain, tokens({"index": 0, "token_ids": tokenizer.encode("one ").ids}))
-    assert one.stream_state.scan is None
-    body = {**CHAT, "stop": ["tw"]}
-    two = tokens({"index": 0, "token_ids": tokenizer.encode("and two").ids, "finish_reason": "stop"})
-    done = chat_step(plain, two, stream_state=one.stream_state, chat_request=body).chunk.choices[0]
-    assert (done.delta.content, done.stop_reason) == ("and ", "tw")
 
 
 def test_completions_of_several_prompts_are_numbered_through_and_added_up(
@@ -320,7 +207,7 @@ def test_lists_that_are_not_parallel_are_refused(lengths: dict[str, Any]) -> Non
 
 
 def test_a_completion_needs_a_response(plain: Derenderer) -> None:
-    with pytest.raises(BadRequest, match="generate_responses must have at least 1 item"):
+    with pytest.raises(BadRequest, match="generate_responses must not be empty"):
         plain.completion(DerenderCompletionRequest.model_validate({"generate_responses": []}))
 
 
@@ -338,12 +225,6 @@ def test_created_and_model_come_from_outside_and_nothing_is_random(parsing: Dere
     assert chat_step(parsing, chunk) == chat_step(parsing, chunk)
     assert (chat_step(parsing, chunk).chunk.created, chat_step(parsing, chunk).chunk.model) == (0, "m")
     assert chat_step(parsing, chunk, model="asked").chunk.model == "asked"
-
-
-def test_a_carried_state_is_plain_json_of_a_few_hundred_bytes(parsing: Derenderer, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode('</think><tool_call>{"name": "f", "arguments": {"a": "x').ids
-    state = chat_step(parsing, tokens({"index": 0, "token_ids": ids})).stream_state
-    assert len(msgspec.json.encode(json.loads(state.model_dump_json()))) < 700
 
 
 def test_derendering_loads_no_model_library() -> None:

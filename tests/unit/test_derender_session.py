@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from headrace.protocol import BadRequest, ChatCompletionRequest, CompletionRequest, wire
 from headrace.workers.derender import Derenderer, Session
-from headrace.workers.derender.core import tool_call_id
+from headrace.workers.derender.call_ids import tool_call_id
 from tests.unit.derender_tokenizer import END, byte_level, ids_of
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -238,8 +238,10 @@ def test_a_stop_string_ends_a_completion_and_offsets_stay_those_of_the_tokens(pl
         entry = wire.TokenLogprobEntry(token_id=token_id, logprob=-float(number))
         choices.append(step(session, [token_id], logprobs=wire.TokenLogprobs([entry])))
     assert "".join(choice["text"] for choice in choices) == "one "
-    tokens = [(c["logprobs"]["text_offset"][0], c["logprobs"]["tokens"][0]) for c in choices]
+    told = [c["logprobs"] for c in choices if "tokens" in c["logprobs"]]
+    tokens = [(logprobs["text_offset"][0], logprobs["tokens"][0]) for logprobs in told]
     assert all("one END two"[offset:].startswith(token) for offset, token in tokens)
+    assert "".join(token for _, token in tokens) == "one END"
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "abort", "stop"])

@@ -7,12 +7,15 @@ same tokens give the same chunks wherever they are derendered.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from headrace.protocol import BadRequest, ChatCompletionRequest, wire
+import msgspec
+
+from headrace.protocol import BadRequest, ChatCompletionRequest, CompletionRequest, SamplingParams, wire
+from headrace.workers.derender.call_ids import tool_call_id
 from headrace.workers.derender.detokenize import detokenizer
+from headrace.workers.derender.echo import PromptLogprobs, completion_echo, prompt_logprobs
 from headrace.workers.derender.formats import (
     CallPiece,
     Found,
@@ -21,10 +24,12 @@ from headrace.workers.derender.formats import (
     ToolFormat,
 )
 from headrace.workers.derender.logprobs import CONTEXT, LogprobText, to_completion
+from headrace.workers.derender.opening import opening
 from headrace.workers.derender.options import Options
 from headrace.workers.derender.progress import Progress, resumed
 from headrace.workers.derender.vocabulary import Vocabulary
 
+_Item = TypeVar("_Item")
 _FINISH_BY_CALL: Final = "tool_calls"
 
 
@@ -42,10 +47,11 @@ class Core:
         self.reasoning = reasoning
         self.tools = tools
         self._eos = vocabulary.eos
+        self._silent = vocabulary.eos | _unwritten(vocabulary, reasoning, tools)
         self.detokenizer = detokenizer(vocabulary)
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._logprobs = LogprobText(vocabulary, self.detokenizer)
-        self._reasoning_ids = None if reasoning is None else _ids_of(vocabulary, reasoning)
+        self._opening = opening(vocabulary, self.detokenizer, reasoning, tools)
 
     @property
     def parsed(self) -> bool:
@@ -54,45 +60,73 @@ class Core:
 
     def chat_options(self, request: ChatCompletionRequest | None) -> Options:
         """What this request asks of this model's formats."""
-        return Options.of_chat(request, self.reasoning, self.tools, self._eos)
+        return Options.of_chat(request, self.reasoning, self.tools, eos=self._eos, silent=self._silent)
+
+    def completion_options(
+        self, request: CompletionRequest | None, prompt: Sequence[int] | None, number: int = 0, count: int = 1
+    ) -> Options:
+        """What this request asks of its prompt `number`, of `count`."""
+        if request is None:
+            return Options()
+        return Options.of_completion(request, completion_echo(request, prompt, number, count, self.detokenizer))
+
+    def text_options(self, params: SamplingParams) -> Options:
+        """What a generate request asks that is answered with text."""
+        return Options.of_generate(params, self._eos)
 
     def open(self, options: Options, prompt: Sequence[int] | None) -> Progress:
         """The progress of a choice that has no token yet. `prompt` may be its tail, unless a format needs it all."""
         window = self.detokenizer.open(prompt, skip_special=options.skip_special)
         if options.scanner is None:
             return Progress(window)
-        thinking = options.reasoning is not None and self._opens_in_reasoning(options.reasoning, prompt)
-        return Progress(window, ScanState(phase="reasoning" if thinking else "content"))
+        return Progress(window, self._first(options, prompt))
 
-    def resume(self, options: Options, state: wire.StreamState, prompt: Sequence[int] | None) -> Progress:
-        """The progress that a state carries, ours or another implementation's. Raises BadRequest, naming the field.
+    def resume(
+        self, options: Options, state: wire.StreamState, prompt: Sequence[int] | None, delta: Sequence[int] = ()
+    ) -> Progress:
+        """The progress that a state carries, ours or another implementation's, `delta` being the next ids.
 
-        A state that carries the output so far, to be replayed, is replayed here once.
+        A state that carries the output so far, to be replayed, is replayed here, unless it has our own scan of all
+        of it. Raises BadRequest, naming the field; where all is too long, before anything is replayed.
         """
         progress = resumed(state, self.detokenizer)
+        known = len(state.output_token_ids)
         if options.scanner is None:
             progress.scan = None
-        elif progress.scan is None and options.parsed:
-            replayed = self.open(options, prompt)
-            self.check_length(replayed, prompt, state.output_token_ids)
-            self._read(replayed, options, state.output_token_ids, Found())
-            replayed.role_sent, replayed.context = progress.role_sent, state.output_token_ids[-CONTEXT:]
-            return replayed
+        elif options.parsed and (progress.scan is None or known not in (0, progress.scan.tokens)):
+            self._check_length(prompt, known, delta)
+            self._replay(progress, options, state.output_token_ids, prompt)
         elif progress.scan is None:
             progress.scan = ScanState()
-        elif progress.scan.section is not None and options.scanner.tools is None:
-            raise BadRequest("scan is within a tool call, but the request allows none", param="stream_state.scan")
+        elif not options.scanner.fits(progress.scan):
+            raise BadRequest("scan is not in a format that the request allows", param="stream_state.scan")
+        self.check_length(progress, prompt, delta)
         return progress
 
     def check_length(self, progress: Progress, prompt: Sequence[int] | None, delta: Sequence[int]) -> None:
         """Refuse a chunk that no model of this length can have made; raises BadRequest."""
-        limit = self._max_model_len
-        before, known = len(prompt or ()), progress.scan.tokens if progress.scan else 0
+        if self.max_model_len is not None:
+            self._check_length(prompt, progress.scan.tokens if progress.scan else 0, delta)
+
+    def _check_length(self, prompt: Sequence[int] | None, known: int, delta: Sequence[int]) -> None:
+        limit, before = self.max_model_len, len(prompt or ())
         if limit is not None and before + known + len(delta) > limit:
             raise BadRequest(
                 f"prompt_token_ids length ({before}) plus output_token_ids length ({known}) plus "
                 f"delta ({len(delta)}) exceeds max_model_len ({limit})."
             )
+
+    def _replay(
+        self, progress: Progress, options: Options, output: Sequence[int], prompt: Sequence[int] | None
+    ) -> None:
+        """Go through the output of another implementation, which has given out what it says.
+
+        Calls that are not among the ids which it has settled it has yet to begin: they are given out here.
+        """
+        fresh, found = self.open(options, prompt), Found()
+        progress.window, progress.scan, progress.context = fresh.window, fresh.scan, list(output[-CONTEXT:])
+        self._read(progress, options, output, found)
+        progress.untold = [piece for piece in found.calls if piece.index >= len(progress.call_ids)]
 
     def chat(
         self, progress: Progress, options: Options, choice: wire.TokenChoice, *, run: str, last: bool
@@ -102,58 +136,90 @@ class Core:
         `last`: nothing follows, so text that was held back is given out now.
         """
         ids = choice.token_ids or []
-        found, hidden = self._advance(progress, options, choice, last)
+        found, shown = self._advance(progress, options, choice, last)
+        role = None
+        if not progress.role_sent:
+            role, progress.role_sent = "assistant", True
+            found.content.insert(0, options.echo)
+        if progress.untold:
+            found.calls[:0], progress.untold = progress.untold, []
         delta = wire.Delta(
-            role=None if progress.role_sent else "assistant",
+            role=role,
             content="".join(found.content) or None,
             reasoning="".join(found.reasoning) or None if options.show_reasoning else None,
-            tool_calls=_call_deltas(found.calls, options, run, choice.index) if found.calls else [],
+            tool_calls=_call_deltas(found.calls, options, progress, run, choice.index) if found.calls else [],
         )
-        progress.role_sent = True
-        finish_reason, stop_reason = _finish(progress.scan, options, choice)
+        finish_reason, stop_reason = choice.finish_reason, choice.stop_reason
+        if finish_reason is not None:
+            finish_reason, stop_reason = _finish(progress, options, choice)
         return wire.ChatChoice(
             index=choice.index,
             delta=delta,
-            logprobs=_without(self._resolved(progress, choice), hidden),
+            logprobs=self._resolved(progress, options, choice, shown),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            token_ids=ids if options.return_ids else None,
+            token_ids=_kept(ids, shown) if options.return_ids else None,
+            routed_experts=choice.routed_experts,
         )
 
     def completion(
         self, progress: Progress, options: Options, choice: wire.TokenChoice, *, last: bool
     ) -> wire.CompletionChoice:
         """Advance a completion's choice by one chunk."""
-        start = progress.offset
-        found, _ = self._advance(progress, options, choice, last)
-        progress.offset += found.length
-        resolved = self._resolved(progress, choice)
-        finish_reason, stop_reason = _finish(progress.scan, options, choice)
+        echo = "" if progress.offset else options.echo
+        if options.echo_only:
+            choice = msgspec.structs.replace(choice, token_ids=[], logprobs=None)
+        start = progress.offset + len(echo)
+        found, shown = self._advance(progress, options, choice, last)
+        progress.offset = start + found.length
+        resolved = self._resolved(progress, options, choice, shown)
+        finish_reason, stop_reason = _finish(progress, options, choice)
         return wire.CompletionChoice(
             index=choice.index,
-            text="".join(found.content),
-            logprobs=None if resolved is None else to_completion(resolved, start),
+            text=echo + "".join(found.content),
+            logprobs=None if resolved is None else to_completion(resolved, start, by_id=options.name_by_id),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            token_ids=choice.token_ids if options.return_ids else None,
+            token_ids=_kept(choice.token_ids or [], shown) if options.return_ids else None,
+            routed_experts=choice.routed_experts,
+        )
+
+    def text(self, progress: Progress, options: Options, choice: wire.TokenChoice, *, last: bool) -> wire.TextChoice:
+        """Advance a choice whose text is all that is wanted. What comes behind a stop string is left out altogether."""
+        found, shown = self._advance(progress, options, choice, last)
+        finish_reason, stop_reason = _finish(progress, options, choice)
+        return wire.TextChoice(
+            index=choice.index,
+            text="".join(found.content),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            token_ids=_kept(choice.token_ids or [], shown),
+            routed_experts=choice.routed_experts,
+            sampling_mask=choice.sampling_mask and _kept(choice.sampling_mask, shown),
+            weight_versions=choice.weight_versions,
+            logprobs=self._resolved(progress, options, choice, shown),
         )
 
     def _advance(
         self, progress: Progress, options: Options, choice: wire.TokenChoice, last: bool
-    ) -> tuple[Found, list[bool]]:
-        """What the chunk's tokens say, and which of them belong to reasoning that is not shown."""
-        ids = choice.token_ids or []
-        found, hidden = Found(), []
-        if choice.logprobs is None or options.show_reasoning or options.reasoning is None:
-            self._read(progress, options, ids, found)
+    ) -> tuple[Found, list[bool] | None]:
+        """What the chunk's tokens say, and which of the tokens the client may see: None for all of them."""
+        ids, found, shown = choice.token_ids or [], Found(), None
+        if options.withholds and (choice.logprobs is not None or options.return_ids):
+            shown = [self._read_to_show(progress, options, token_id, found) for token_id in ids]
         else:
-            for token_id in ids:
-                before = _thinking(progress)
-                self._read(progress, options, (token_id,), found)
-                hidden.append(before or _thinking(progress))
+            self._read(progress, options, ids, found)
         if last and options.scanner is not None and progress.scan is not None:
             options.scanner.finish(progress.scan, found, options.declared)
-        return found, hidden
+        return found, shown
+
+    def _read_to_show(self, progress: Progress, options: Options, token_id: int, found: Found) -> bool:
+        """Read one token; false where it belongs to hidden reasoning or comes behind a stop string."""
+        scan, hides = progress.scan, not options.show_reasoning
+        assert scan is not None, "whoever withholds something scans for it"
+        withheld = scan.stopped is not None or (hides and scan.thinking)
+        self._read(progress, options, (token_id,), found)
+        return not (withheld or (hides and scan.thinking))
 
     def _read(self, progress: Progress, options: Options, ids: Sequence[int], found: Found) -> None:
         stops = options.stop_ids
@@ -167,62 +233,62 @@ class Core:
         if text:
             options.scanner.feed(progress.scan, text, found, options.declared)
 
-    def _resolved(self, progress: Progress, choice: wire.TokenChoice) -> wire.ChatLogprobs | None:
+    def _resolved(
+        self, progress: Progress, options: Options, choice: wire.TokenChoice, shown: list[bool] | None
+    ) -> wire.ChatLogprobs | None:
         before = progress.context
         progress.context = [*before, *(choice.token_ids or ())][-CONTEXT:]
-        return None if choice.logprobs is None else self._logprobs.resolve(choice.logprobs, before)
+        if choice.logprobs is None:
+            return None
+        resolved = self._logprobs.resolve(choice.logprobs, before, by_id=options.name_by_id)
+        return resolved if resolved.content is None else wire.ChatLogprobs(content=_kept(resolved.content, shown))
 
-    def _opens_in_reasoning(self, reasoning: ReasoningFormat, prompt: Sequence[int] | None) -> bool:
-        """The prompt's last reasoning marker decides; without one, the format does."""
-        if self._reasoning_ids is not None:
-            start, end = self._reasoning_ids
-            last = next((i for i in reversed(prompt or ()) if i in (start, end)), None)
-            return reasoning.open_at_start if last is None else last == start
-        text = self.detokenizer.text(prompt or ())
-        opened, closed = text.rfind(reasoning.start), text.rfind(reasoning.end)
-        return opened > closed or (opened == closed and reasoning.open_at_start)
+    def prompt_logprobs(
+        self, options: Options, prompt: Sequence[int] | None, candidates: PromptLogprobs
+    ) -> wire.CompletionLogprobs:
+        """The log probabilities of an echoed prompt. Raises BadRequest where they are not as many as its tokens."""
+        return prompt_logprobs(prompt, candidates, self._logprobs, by_id=options.name_by_id)
 
-
-def tool_call_id(run: str, choice: int, index: int) -> str:
-    """The id of a choice's call number `index`: the same whenever and wherever the run is derendered."""
-    digest = hashlib.blake2b(f"{run}\0{choice}\0{index}".encode(), digest_size=8)
-    return f"chatcmpl-tool-{digest.hexdigest()}"
+    def _first(self, options: Options, prompt: Sequence[int] | None) -> ScanState:
+        """Where the scan of an output begins."""
+        return self._opening.first(options.reasoning, prompt) if self._opening and options.parsed else ScanState()
 
 
-def _ids_of(vocabulary: Vocabulary, reasoning: ReasoningFormat) -> tuple[int, int] | None:
-    start, end = vocabulary.find(reasoning.start), vocabulary.find(reasoning.end)
-    return None if start is None or end is None else (start, end)
+def _unwritten(vocabulary: Vocabulary, *formats: ReasoningFormat | ToolFormat | None) -> frozenset[int]:
+    """The control tokens that are no part of what these formats write."""
+    written = "\n".join(marker for row in formats if row for marker in row.markers)
+    return frozenset(token for token in vocabulary.control if (vocabulary.token(token) or "") not in written)
 
 
-def _thinking(progress: Progress) -> bool:
-    return progress.scan is not None and progress.scan.phase == "reasoning"
+def _kept(items: list[_Item], shown: list[bool] | None) -> list[_Item]:
+    return items if shown is None else [item for item, show in zip(items, shown, strict=False) if show]
 
 
-def _call_deltas(pieces: list[CallPiece], options: Options, run: str, choice: int) -> list[wire.ToolCallDelta]:
-    return [_call_delta(piece, run, choice) for piece in pieces if not (options.one_call and piece.index > 0)]
+def _call_deltas(
+    pieces: list[CallPiece], options: Options, progress: Progress, run: str, choice: int
+) -> list[wire.ToolCallDelta]:
+    most = options.most_calls
+    return [
+        _call_delta(piece, options, progress, run, choice) for piece in pieces if most is None or piece.index < most
+    ]
 
 
-def _call_delta(piece: CallPiece, run: str, choice: int) -> wire.ToolCallDelta:
+def _call_delta(piece: CallPiece, options: Options, progress: Progress, run: str, choice: int) -> wire.ToolCallDelta:
+    if piece.name is None or piece.index < len(progress.call_ids):  # it has begun before
+        return wire.ToolCallDelta(index=piece.index, function=wire.FunctionDelta(arguments=piece.arguments))
     function = wire.FunctionDelta(name=piece.name, arguments=piece.arguments)
-    if piece.name is None:
-        return wire.ToolCallDelta(index=piece.index, function=function)
-    call_id = tool_call_id(run, choice, piece.index)
+    call_id = piece.id or tool_call_id(run, choice, piece.index, piece.name, options.call_ids)
     return wire.ToolCallDelta(index=piece.index, id=call_id, type="function", function=function)
 
 
-def _finish(scan: ScanState | None, options: Options, choice: wire.TokenChoice) -> tuple[str | None, int | str | None]:
+def _finish(progress: Progress, options: Options, choice: wire.TokenChoice) -> tuple[str | None, int | str | None]:
     """Finish and stop reason. Calls change "stop" only: one that was cut by length says "length"."""
+    scan = progress.scan
     if scan is None or choice.finish_reason is None:
         return choice.finish_reason, choice.stop_reason
     if scan.stopped is not None:
         return "stop", scan.stopped
-    if choice.finish_reason == "stop" and scan.calls and not options.named:
+    called = (scan.calls or progress.called) and options.most_calls != 0
+    if choice.finish_reason == "stop" and called and not options.named:
         return _FINISH_BY_CALL, choice.stop_reason
     return choice.finish_reason, choice.stop_reason
-
-
-def _without(logprobs: wire.ChatLogprobs | None, hidden: list[bool]) -> wire.ChatLogprobs | None:
-    if not hidden or logprobs is None or logprobs.content is None:
-        return logprobs
-    shown = [entry for entry, hide in zip(logprobs.content, hidden, strict=False) if not hide]
-    return wire.ChatLogprobs(content=shown)

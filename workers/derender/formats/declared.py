@@ -22,9 +22,13 @@ class Declared:
         """The functions' names."""
         return frozenset(self._schemas)
 
+    def parameters(self, function: str) -> Schema:
+        """The schema of a function's arguments; empty where the request says nothing about it."""
+        return self._schemas.get(function, {})
+
     def parameter(self, function: str, name: str) -> Schema | None:
         """The schema of one parameter; None where the request says nothing about it."""
-        properties = self._schemas.get(function, {}).get("properties")
+        properties = self.parameters(function).get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
         return schema if isinstance(schema, Mapping) else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Final, Literal
 
@@ -21,20 +20,21 @@ class ValueState(Struct, omit_defaults=True):
 
 
 _KINDS: Final[dict[str, Kind]] = {'"': "string", "{": "nested", "[": "nested"}
-_IN_STRING: Final = re.compile(r'["\\]')
 
 
 class JsonValue:
     """Reads to the end of a value without keeping it. A value also ends, unfinished, before one of `markers`,
 
-    which count everywhere but inside a string. The brackets' kinds are not told apart: a model that mixes them up
-    meant to close.
+    which count everywhere but inside a string; with `in_strings`, inside one too. The brackets' kinds are not told
+    apart: a model that mixes them up meant to close.
     """
 
-    def __init__(self, markers: tuple[str, ...] = ()) -> None:
+    def __init__(self, markers: tuple[str, ...] = (), *, in_strings: bool = False) -> None:
         self._markers = markers
-        starts = "".join(sorted({re.escape(marker[0]) for marker in markers}))
+        self._in_strings = in_strings
         self._starts = frozenset(marker[0] for marker in markers)
+        starts = "".join(sorted(map(re.escape, self._starts)))
+        self._in_string = re.compile(rf'["\\{starts if in_strings else ""}]')
         self._in_nested = re.compile(rf'["{{}}\[\]{starts}]')
         self._in_scalar = re.compile(rf'["{{}}\[\],{starts}]')
 
@@ -49,34 +49,30 @@ class JsonValue:
                 state.escaped = False
                 at += 1
                 continue
-            pattern = _IN_STRING if state.quoted else self._in_scalar if state.kind == "scalar" else self._in_nested
+            pattern = (
+                self._in_string if state.quoted else self._in_scalar if state.kind == "scalar" else self._in_nested
+            )
             match = pattern.search(text, at, stop)
             if match is None:
                 return stop, False
             at, character = match.end(), match[0]
             if state.kind == "scalar":
                 state.kind = _KINDS.get(character, "scalar")
-            if character == "\\":
-                state.escaped = True
-            elif not state.quoted and character in self._starts and text.startswith(self._markers, at - 1):
+            if character in self._starts and self._marked(state, text, at - 1):
                 return at - 1, False
+            elif character == "\\":
+                state.escaped = True
             elif state.kind == "scalar" and character in ",}]":
                 return at - 1, True
             elif character == '"':
                 state.quoted = not state.quoted
                 if state.kind == "string" and not state.quoted:
                     return at, True
-            elif character in "{[}]":
+            elif character in "{[}]" and not state.quoted:
                 state.depth = max(state.depth + (1 if character in "{[" else -1), 0)
                 if state.depth == 0:
                     return at, True
         return at, False
 
-
-def string_of(text: str) -> str | None:
-    """The string that this JSON text is; None where it is none."""
-    try:
-        value = json.loads(text, strict=False)
-    except ValueError:
-        return None
-    return value if isinstance(value, str) else None
+    def _marked(self, state: ValueState, text: str, at: int) -> bool:
+        return (self._in_strings or not state.quoted) and text.startswith(self._markers, at)

@@ -27,15 +27,26 @@ class Markers:
         self._begun = re.compile(f"(?:{'|'.join(map(re.escape, starts))})\\Z") if starts else None
         self._longest = len(self._markers[-1])
 
+    def absent(self, text: str) -> bool:
+        """Whether no marker is in the text and none begins at its end. A false answer may be wrong, a true one not."""
+        return self._first.search(text) is None
+
     def find(self, text: str, start: int = 0) -> Hit | None:
         """The first marker from `start` on, or what may become one when more text comes."""
         if self._first.search(text, start) is None:  # as nearly every text
             return None
         if match := self._whole.search(text, start):
             return self._first_within(text, match.start(), match.end())
-        if self._begun and (match := self._begun.search(text, max(start, len(text) - self._longest + 1))):
-            return Hit(match.start(), match.end(), whole=False)
-        return None
+        at = self.tail(text, start)
+        return Hit(at, len(text), whole=False) if at < len(text) else None
+
+    def tail(self, text: str, start: int = 0) -> int:
+        """Where the end of the text may be the start of a marker; its length where it cannot."""
+        start = max(start, len(text) - self._longest + 1)
+        if self._begun is None or self._first.search(text, start) is None:
+            return len(text)
+        match = self._begun.search(text, start)
+        return match.start() if match else len(text)
 
     def _first_within(self, text: str, start: int, end: int) -> Hit:
         """The marker at `start`, unless another one behind its start is complete before it."""

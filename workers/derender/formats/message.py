@@ -7,13 +7,14 @@ has to be held back because what follows decides what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from headrace.workers.derender.formats.calls import Section, call_scanner
-from headrace.workers.derender.formats.content import Content, ContentState
+from headrace.workers.derender.formats.calls import CallScanner, Section, call_scanner
+from headrace.workers.derender.formats.content import MAX_BLANK, Content, ContentState
 from headrace.workers.derender.formats.declared import NONE, Declared
+from headrace.workers.derender.formats.demanded import Demanded
 from headrace.workers.derender.formats.found import Found
 from headrace.workers.derender.formats.markers import Markers
 from headrace.workers.derender.formats.reasoning import ReasoningFormat
@@ -21,7 +22,11 @@ from headrace.workers.derender.formats.tools import ToolFormat
 
 VERSION: Final = 1
 
-Phase = Literal["reasoning", "content", "call"]
+MAX_HELD: Final = 512
+
+Phase = Literal["begin", "label", "reasoning", "between", "content", "call", "header", "other"]
+"""What the text is. `begin`: nothing came yet; `label`: behind a start of the reasoning; `between`: a header; in
+messages of their own, `header` is what stands before their text, and `other` text that no client sees."""
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
@@ -32,12 +37,19 @@ class ScanState(ContentState, omit_defaults=True):
     tokens: Count = 0
     """Output tokens read so far."""
     phase: Phase = "content"
-    held: Annotated[str, Meta(max_length=256)] = ""
-    """The start of what may become a marker."""
+    held: Annotated[str, Meta(max_length=MAX_HELD)] = ""
+    """The start of what may become a marker, or a header so far."""
     calls: Count = 0
     """Calls opened, in whole or in part."""
     section: Section | None = None
     """The place within a section of calls, in that phase."""
+    waiting: Annotated[str, Meta(max_length=MAX_BLANK)] = ""
+    """White space that may end the reasoning, or a header that may be content."""
+
+    @property
+    def thinking(self) -> bool:
+        """Within the reasoning or its markup."""
+        return self.phase in ("label", "reasoning") or (self.phase == "header" and "analysis" in self.held)
 
 
 class MessageScanner:
@@ -48,33 +60,35 @@ class MessageScanner:
         reasoning: ReasoningFormat | None = None,
         tools: ToolFormat | None = None,
         *,
+        demanded: str | None = None,
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
     ) -> None:
+        """`demanded`: a call must come, as plain JSON if the format has it so: this function's, or any for ""."""
         self.tools = tools
         self._calls = call_scanner(tools) if tools else None
+        self._demanded = Demanded(demanded) if tools and tools.forced_json and demanded is not None else None
+        self._scanners = _scanners(self._calls, self._demanded)
         self._tentative = tools is not None and tools.tentative
         self._content = Content(
             before_calls=tools is not None,
             text_after=tools is None or tools.text_after,
+            trim=reasoning is not None and reasoning.trim_content,
             stop=stop,
             include_stop=include_stop,
         )
-        self._enter: dict[str, Phase] = {}
-        if reasoning:
-            self._enter |= {reasoning.start: "reasoning", reasoning.end: "content"}
-        if tools:
-            self._enter |= dict.fromkeys(tools.starts, "call")
-        in_reasoning = set(self._enter)
-        if reasoning and tools and not reasoning.call_ends:
-            in_reasoning -= set(tools.starts)
-        self._markers: Mapping[str, Markers | None] = {
-            "reasoning": Markers(in_reasoning) if in_reasoning else None,
-            "content": Markers(self._enter) if self._enter else None,
+        self._label = reasoning.label if reasoning else ""
+        self._trims = reasoning is not None and reasoning.trim_reasoning
+        tables = _tables(reasoning, tools)
+        self._enters = {marker: phase for table in tables.values() for marker, phase in table.items()}
+        self._markers: Mapping[Phase, Markers | None] = {
+            phase: Markers(table) if table else None for phase, table in tables.items()
         }
 
     def feed(self, state: ScanState, text: str, found: Found, declared: Declared = NONE) -> None:
         """Read the next piece of the output."""
+        if self._passes(state, text, found):
+            return
         text, state.held, at = state.held + text, "", 0
         while at < len(text) and state.stopped is None:
             if state.section is None:
@@ -82,20 +96,54 @@ class MessageScanner:
             else:
                 at = self._section(state, state.section, text, at, found, declared)
 
+    def _passes(self, state: ScanState, text: str, found: Found) -> bool:
+        """Give text out as it is, where nothing waits and no marker begins: what nearly all text is."""
+        if state.held or state.section is not None:
+            return False
+        if state.phase == "content" and state.content == self._content.flows:
+            given = found.content
+        elif state.phase == "reasoning" and not self._trims:
+            given = found.reasoning
+        else:
+            return False
+        markers = self._markers[state.phase]
+        if markers and not markers.absent(text):
+            return False
+        given.append(text)
+        return True
+
     def finish(self, state: ScanState, found: Found, declared: Declared = NONE) -> None:
         """The output is over: give out what was held back, unless it belongs to a call that was cut."""
         held, state.held = state.held, ""
-        if state.section is None or self._calls is None:
+        if state.section is None:
             self._give(state, held, found)
         else:
-            found.opened = state.calls
-            self._calls.finish(state.section, held, found, declared)
+            found.opened, found.begun = state.calls, state.content == "begun"
+            self._scanners[type(state.section)].finish(state.section, held, found, declared)
             self._after_section(state, state.section, found)
+        if state.waiting.strip():
+            self._content.give(state, state.waiting, found)
+        state.waiting = ""
         self._content.finish(state, found)
 
+    def fits(self, state: ScanState) -> bool:
+        """Whether this scanner can have made the state."""
+        if state.section is not None:
+            return type(state.section) in self._scanners
+        return state.phase in self._markers or (state.phase == "label" and bool(self._label))
+
     def _text(self, state: ScanState, text: str, at: int, found: Found) -> int:
+        if state.phase == "label":
+            return self._after_label(state, text, at)
         markers = self._markers[state.phase]
         hit = markers.find(text, at) if markers else None
+        demanded = None
+        if self._demanded and state.phase == "content" and state.content == "":
+            demanded = self._demanded.find(text, at)
+        hit = demanded or hit
+        if state.phase == "begin" and (hit is None or hit.start > at):
+            state.phase = "content"
+            return at
         if hit is None:
             self._give(state, text[at:], found)
             return len(text)
@@ -104,17 +152,28 @@ class MessageScanner:
             state.held = text[hit.start :]
             return len(text)
         marker = text[hit.start : hit.end]
-        state.phase = self._enter[marker]
+        if self._demanded and demanded:
+            state.phase, state.section = "call", self._demanded.scanners[marker].begin(marker)
+            return hit.end
+        state.phase, state.waiting = self._enters[marker], ""
         if state.phase == "call" and self._calls:
             state.section = self._calls.begin(marker)
             if not self._tentative:
                 self._content.call(state)
         return hit.end
 
+    def _after_label(self, state: ScanState, text: str, at: int) -> int:
+        """Pass over the label, if it is there."""
+        given = text[at : at + len(self._label)]
+        if given != self._label and self._label.startswith(given):
+            state.held = given
+            return len(text)
+        state.phase = "reasoning"
+        return at + len(given) if given == self._label else at
+
     def _section(self, state: ScanState, section: Section, text: str, at: int, found: Found, declared: Declared) -> int:
-        assert self._calls is not None
-        found.opened = state.calls
-        at = self._calls.feed(section, text, at, found, declared)
+        found.opened, found.begun = state.calls, state.content == "begun"
+        at = self._scanners[type(section)].feed(section, text, at, found, declared)
         self._after_section(state, section, found)
         if state.section is not None and at < len(text):
             state.held = text[at:]
@@ -131,6 +190,52 @@ class MessageScanner:
 
     def _give(self, state: ScanState, text: str, found: Found) -> None:
         if state.phase == "reasoning":
-            found.reasoning.append(text)
-        elif text:
+            found.reasoning.append(_trimmed(state, text) if self._trims else text)
+        elif state.phase == "between":
+            self._header(state, text, found)
+        elif text and state.phase != "label":
             self._content.give(state, text, found)
+
+    def _header(self, state: ScanState, text: str, found: Found) -> None:
+        """Text between two blocks: dropped by the marker that follows it soon, content if none does."""
+        state.waiting += text
+        if len(state.waiting) > MAX_BLANK:
+            self._content.give(state, state.waiting, found)
+            state.phase, state.waiting = "content", ""
+
+
+def _tables(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> dict[Phase, dict[str, Phase]]:
+    """The markers of each phase, and the phase that each of them enters."""
+    calls: dict[str, Phase] = dict.fromkeys(tools.starts, "call") if tools else {}
+    bare: dict[str, Phase] = dict.fromkeys(tools.bare, "call") if tools else {}
+    bare |= dict.fromkeys(tools.strays, "content") if tools else {}
+    if reasoning is None:
+        return {"begin": {}, "reasoning": {}, "between": calls | bare, "content": calls | bare}
+    starts: dict[str, Phase] = dict.fromkeys(reasoning.starts, "label" if reasoning.label else "reasoning")
+    ends: dict[str, Phase] = dict.fromkeys(reasoning.ends, "content")
+    around: dict[str, Phase] = dict.fromkeys(reasoning.opens, "content")
+    closes: dict[str, Phase] = dict.fromkeys(reasoning.closes, "between")
+    anywhere = {} if reasoning.prose else starts | ends
+    outside = anywhere | around | closes | calls | bare
+    return {
+        "begin": starts,
+        "reasoning": anywhere | ends | closes | (calls if reasoning.call_ends else {}),
+        "between": outside,
+        "content": outside,
+    }
+
+
+def _trimmed(state: ScanState, text: str) -> str:
+    """The reasoning without white space that may turn out to be its end."""
+    text = state.waiting + text
+    end = max(len(text.rstrip()), len(text) - MAX_BLANK)
+    state.waiting = text[end:]
+    return text[:end]
+
+
+def _scanners(calls: CallScanner[Any] | None, demanded: Demanded | None) -> Mapping[type, CallScanner[Any]]:
+    """The scanners by the kind of their sections."""
+    readers: dict[str, CallScanner[Any]] = {"": calls} if calls else {}
+    if demanded:
+        readers |= demanded.scanners
+    return {type(scanner.begin(marker)): scanner for marker, scanner in readers.items()}

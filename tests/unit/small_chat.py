@@ -1,0 +1,36 @@
+"""A chat session with a small tokenizer and one tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from headrace.protocol import ChatCompletionRequest, wire
+from headrace.workers.derender import Derenderer, Session
+from tests.unit.derender_tokenizer import byte_level
+
+
+def session(folder: Path, parser: str, **request: Any) -> tuple[Session, Tokenizer]:
+    """A chat with the tool `f`, of a small model with this format."""
+    tokenizer = byte_level(folder)
+    chat = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        **request,
+    }
+    live = Session(
+        Derenderer.load(folder, tool_parser=parser),
+        ChatCompletionRequest.model_validate(chat),
+        run="run",
+        id="id",
+        created=0,
+        model="model",
+        prompt_token_ids=[1],
+    )
+    return live, tokenizer
+
+
+def chunk(token_ids: list[int], finish_reason: str | None) -> wire.TokenChoice:
+    return wire.TokenChoice(index=0, token_ids=token_ids, finish_reason=finish_reason)
