@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Required
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator, with_config
 from typing_extensions import TypedDict
 
-from headrace.protocol.base import JsonObject, WireModel, empty, new_request_id, refusal, unix_now
+from headrace.protocol.base import JsonObject, WireModel, absent, empty, new_request_id, refusal, unix_now
 from headrace.protocol.logprobs import ChatCompletionLogProbs, PromptLogprobs
 from headrace.protocol.openai import OpenAIRequest
 from headrace.protocol.sampling import LogprobCount, MaxTokens
@@ -249,6 +249,7 @@ class ChatCompletionResponseStreamChoice(WireModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | None = Field(default=None, exclude_if=absent)
 
 
 class ChatCompletionStreamResponse(WireModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.protocol.base import JsonObject, TokenIds, WireModel, new_request_id, refusal, unix_now
+from headrace.protocol.base import JsonObject, TokenIds, WireModel, absent, new_request_id, refusal, unix_now
 from headrace.protocol.logprobs import CompletionLogProbs, PromptLogprobs
 from headrace.protocol.openai import OpenAIRequest
 from headrace.protocol.sampling import LogprobCount
@@ -135,6 +135,7 @@ class CompletionResponseStreamChoice(WireModel):
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | None = Field(default=None, exclude_if=absent)
 
 
 class CompletionStreamResponse(WireModel):

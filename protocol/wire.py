@@ -136,6 +136,31 @@ class ChatLogprobs(Value, frozen=True):
     content: list[ChatLogprobEntry] | None = None
 
 
+class TextChoice(Value, frozen=True):
+    """Twin of GenerateTextStreamChoice."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
+    weight_versions: list[WeightVersion] | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChunk(Value, frozen=True, tag_field="output_mode", tag="text"):
+    """Twin of GenerateTextStreamResponse."""
+
+    request_id: str
+    choices: list[TextChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[Placeholder]] | None = None
+    metrics: Metrics | None = None
+
+
 class FunctionDelta(Value, frozen=True):
     """Twin of DeltaFunctionCall."""
 
@@ -170,6 +195,7 @@ class ChatChoice(Value, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | None = None
 
 
 class ChatChunk(Value, frozen=True, tag_field="object", tag="chat.completion.chunk"):
@@ -205,6 +231,7 @@ class CompletionChoice(Value, frozen=True):
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | None = None
 
 
 class CompletionChunk(Value, frozen=True, tag_field="object", tag="text_completion"):

@@ -31,6 +31,8 @@ from headrace.protocol import (
     GenerateLogProb,
     GenerateLogProbs,
     GenerateLogProbsContent,
+    GenerateTextStreamChoice,
+    GenerateTextStreamResponse,
     GenerateTokensStreamChoice,
     GenerateTokensStreamResponse,
     PerRequestMetrics,
@@ -155,6 +157,28 @@ chat_entry = twins(
     top_logprobs=few(chat_logprob),
 )
 chat_logprobs = twins(ChatCompletionLogProbs, wire.ChatLogprobs, content=some(few(chat_entry)))
+text_choice = twins(
+    GenerateTextStreamChoice,
+    wire.TextChoice,
+    {"index": numbers, "text": text},
+    finish_reason=some(text),
+    stop_reason=stop_reason,
+    token_ids=some(ids),
+    routed_experts=some(text),
+    sampling_mask=some(st.lists(ids, max_size=2)),
+    weight_versions=some(few(weights)),
+    logprobs=some(chat_logprobs.json),
+)
+text_chunk = twins(
+    GenerateTextStreamResponse,
+    wire.TextChunk,
+    {"request_id": text, "choices": few(text_choice)},
+    output_mode=st.just("text"),
+    usage=some(usage.json),
+    prompt_token_ids=some(ids),
+    mm_placeholders=some(st.dictionaries(text, few(placeholder), max_size=2)),
+    metrics=some(metrics.json),
+)
 function_delta = twins(DeltaFunctionCall, wire.FunctionDelta, name=some(text), arguments=some(text))
 tool_call_delta = twins(
     DeltaToolCall,
@@ -180,6 +204,7 @@ chat_choice = twins(
     finish_reason=some(text),
     stop_reason=stop_reason,
     token_ids=some(ids),
+    routed_experts=some(text),
 )
 chat_chunk = twins(
     ChatCompletionStreamResponse,
@@ -210,6 +235,7 @@ completion_choice = twins(
     stop_reason=stop_reason,
     prompt_token_ids=some(ids),
     token_ids=some(ids),
+    routed_experts=some(text),
 )
 completion_chunk = twins(
     CompletionStreamResponse,
@@ -261,6 +287,8 @@ TWINS = [
     chat_logprob,
     chat_entry,
     chat_logprobs,
+    text_choice,
+    text_chunk,
     function_delta,
     tool_call_delta,
     delta,

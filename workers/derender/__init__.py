@@ -16,11 +16,16 @@ that holds its streams uses `Session`, which does the same work without pydantic
     saved = session.checkpoint()            # bytes; Session(..., checkpoint=saved) gives the same later chunks
     whole = session.final(choices, usage=usage)   # the response for the whole outputs, steps taken or not
 
+`TextSession` does so for a generate request with output_mode "text"; it looks for no formats.
+
+The parsers are formats by name (docs/formats.md), "auto" being those that the model's chat template asks for.
+
 One session per request holds a state per choice index. A chunk with a finish reason gives out what was held back;
 chunks without choices (usage, prompt) go through as they are. Load one Derenderer per model and share it.
 """
 
 from headrace.workers.derender.derenderer import Derenderer
 from headrace.workers.derender.session import Session
+from headrace.workers.derender.text_session import TextSession
 
-__all__ = ["Derenderer", "Session"]
+__all__ = ["Derenderer", "Session", "TextSession"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from headrace.protocol import (
     BadRequest,
     ChatCompletionLogProbs,
-    ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
-    CompletionRequest,
     CompletionResponse,
     CompletionResponseChoice,
     CompletionStreamResponse,
@@ -28,28 +26,24 @@ from headrace.protocol import (
     GenerateLogProbs,
     GenerateTokensChoice,
     GenerateTokensStreamChoice,
-    UsageInfo,
+    GenerateTokensStreamResponse,
     wire,
 )
 from headrace.protocol.logprobs import in_integers
+from headrace.workers.derender import refusals
 from headrace.workers.derender.core import Core
-from headrace.workers.derender.formats import REASONING, TOOLS
+from headrace.workers.derender.fitting import fitted
+from headrace.workers.derender.formats import AUTO, About, Formats
+from headrace.workers.derender.model_files import about
 from headrace.workers.derender.oneshot import chat_choice, completion_choice
 from headrace.workers.derender.options import Options
-from headrace.workers.derender.progress import Progress, carried
-from headrace.workers.derender.vocabulary import Vocabulary
+from headrace.workers.derender.passing import agreed, counted, model_name, pass_chunk, pass_unknown
+from headrace.workers.derender.progress import History, Progress, carried
+from headrace.workers.derender.vocabulary import load_vocabulary
 
-_Format = TypeVar("_Format")
+_Value = TypeVar("_Value")
 
-NEEDS_REQUEST: Final = (
-    "chat_request is required when a tool or reasoning parser is configured because plain detokenization would leak "
-    "raw parser markup into content."
-)
-NEEDS_PROMPT: Final = (
-    "prompt_token_ids is required when a tool or reasoning parser is configured. Without it parse_delta cannot tell "
-    "whether the prompt left reasoning open (e.g. a chat template that pre-opens <think>) and would misclassify "
-    "reasoning content as plain content."
-)
+StateMode = Literal["compact", "replay"]
 
 
 class Derenderer:
@@ -57,10 +51,17 @@ class Derenderer:
 
     Every refusal is a HeadraceError, whose `error` is the body to answer with. `created` is what responses say;
     without it, what the engine's response said, or 0: there is no clock here.
+
+    `state_mode` is the form of the states that chat streams give out where a format is configured; states of either
+    form are taken in, whatever it is. "compact": some hundred bytes, of use to Headrace alone. "replay": the whole
+    output so far is carried along, so that an implementation that replays it can go on from any chunk, as long as
+    some servers of a fleet still run one. Text that is held back at such a change of hands is the other's to decide:
+    within a tool call it may be told twice or not at all. A stream that began compact stays so.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, state_mode: StateMode = "compact") -> None:
         self.core = core
+        self.state_mode = state_mode
 
     @classmethod
     def load(
@@ -69,148 +70,168 @@ class Derenderer:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         max_model_len: int | None = None,
+        state_mode: StateMode = "compact",
+        formats: str | Path | None = None,
     ) -> Derenderer:
         """Load the tokenizer in this folder (or this tokenizer.json) and set the formats of the model.
 
-        `max_model_len` bounds prompt and output together, in tokens. Raises FileNotFoundError without a tokenizer
-        and ValueError for a format that does not exist.
+        A format is named, or "auto": the one that the model's chat template asks for. `formats`: a TOML file with
+        more of them. `max_model_len` bounds prompt and output together, in tokens. Raises FileNotFoundError without a
+        tokenizer and FormatError, a ValueError, for a format that does not exist.
         """
-        return cls(
-            Core(
-                Vocabulary.load(path),
-                reasoning=_row(REASONING, reasoning_parser, "reasoning_parser"),
-                tools=_row(TOOLS, tool_parser, "tool_parser"),
-                max_model_len=max_model_len,
-            )
+        known, told = Formats(formats), about(path) if AUTO in (tool_parser, reasoning_parser) else About()
+        reasoning, tools = known.reasoning(reasoning_parser, told), known.tools(tool_parser, told)
+        vocabulary = load_vocabulary(path)
+        core = Core(
+            vocabulary,
+            reasoning=None if reasoning is None else fitted(reasoning, vocabulary),
+            tools=None if tools is None else fitted(tools, vocabulary),
+            max_model_len=max_model_len,
         )
+        return cls(core, state_mode=state_mode)
 
     def chat(self, request: DerenderChatRequest, *, created: int | None = None) -> ChatCompletionResponse:
         """A finished chat, all its choices at once."""
-        response, chat_request = request.generate_response, request.chat_request
-        if self.core.parsed and chat_request is None:
-            raise BadRequest(NEEDS_REQUEST)
-        options = self.core.chat_options(chat_request)
-        prompt = _prompt(request.prompt_token_ids, response.prompt_token_ids)
-        choices = [
-            chat_choice(self.core, options, _token_choice(choice), prompt, run=response.request_id)
-            for choice in response.choices
-        ]
-        return ChatCompletionResponse(
+        response, asked, limit = request.generate_response, request.chat_request, self.core.max_model_len
+        refusals.check_responses([response], limit)
+        refusals.check_prompt(request.prompt_token_ids, limit)
+        if self.core.parsed:
+            refusals.need_request(asked)
+        options = self.core.chat_options(asked)
+        prompt = _first(request.prompt_token_ids, response.prompt_token_ids)
+        choices = []
+        for choice in response.choices:
+            done = chat_choice(self.core, options, _token_choice(choice), prompt, run=response.request_id)
+            if options.show_reasoning:
+                pass_unknown(choice, done)
+            choices.append(done)
+        whole = ChatCompletionResponse(
             id=response.request_id,
-            created=_created(created, response.created),
-            model=_model(request.model, response.model, chat_request),
+            created=_first(created, response.created) or 0,
+            model=model_name(request.model, response.model, asked),
             choices=choices,
-            usage=_usage(request.prompt_tokens or 0, response.choices),
+            usage=counted(request.prompt_tokens or 0, response.choices),
             prompt_logprobs=response.prompt_logprobs,
+            prompt_token_ids=response.prompt_token_ids if asked is not None and asked.return_token_ids else None,
             kv_transfer_params=response.kv_transfer_params,
             ec_transfer_params=response.ec_transfer_params,
             metrics=response.metrics,
         )
+        pass_unknown(response, whole)
+        return whole
 
     def chat_stream(
         self, request: DerenderChatStreamRequest, *, created: int | None = None
     ) -> DerenderChatStreamResponse:
         """One chunk of a chat and the state for the next. One state per choice index."""
-        chunk, chat_request = request.generate_chunk, request.chat_request
-        if len(chunk.choices) > 1:
-            raise BadRequest(f"derender_chat_stream expects at most one choice per chunk (got {len(chunk.choices)}).")
-        if self.core.parsed and chat_request is None:
-            raise BadRequest(NEEDS_REQUEST)
-        if self.core.parsed and request.prompt_token_ids is None:
-            raise BadRequest(NEEDS_PROMPT)
-        options = self.core.chat_options(chat_request)
-        prompt = _prompt(request.prompt_token_ids, chunk.prompt_token_ids)
-        progress = self._progress(options, request.stream_state, prompt)
+        chunk, asked = request.generate_chunk, request.chat_request
+        if self.core.parsed:
+            refusals.need_request(asked)
+            refusals.need_prompt(request.prompt_token_ids)
+        refusals.check_chat_chunk(chunk)
+        options = self.core.chat_options(asked)
+        prompt = _first(request.prompt_token_ids, chunk.prompt_token_ids)
+        progress = self._progress(options, request.stream_state, prompt, chunk)
         choices = []
         for choice in map(_token_choice, chunk.choices):
-            self.core.check_length(progress, prompt, choice.token_ids or ())
             last = choice.finish_reason is not None
-            choices.append(self.core.chat(progress, options, choice, run=chunk.request_id, last=last))
+            done = self.core.chat(progress, options, choice, run=chunk.request_id, last=last)
+            if progress.history is not None:
+                progress.history.add(choice.token_ids or ())
+                progress.settle(done.delta.tool_calls)
+            choices.append(done)
         out = wire.ChatChunk(
             id=chunk.request_id,
             created=created or 0,
-            model=_model(request.model, None, chat_request),
+            model=model_name(request.model, None, asked),
             choices=choices,
+            prompt_token_ids=chunk.prompt_token_ids if asked is not None and asked.return_token_ids else None,
         )
-        done = ChatCompletionStreamResponse.model_validate(msgspec.to_builtins(out))
-        done.usage, done.metrics = _chunk_usage(chunk.usage, request.prompt_tokens), chunk.metrics
-        return DerenderChatStreamResponse(chunk=done, stream_state=_state(progress))
+        told = ChatCompletionStreamResponse.model_validate(msgspec.to_builtins(out))
+        pass_chunk(chunk, told, request.prompt_tokens, unknown_of_choices=options.show_reasoning)
+        same = request.stream_state if progress.untold else None  # no choice came to tell it with
+        return DerenderChatStreamResponse(chunk=told, stream_state=same or _state(progress))
 
     def completion(self, request: DerenderCompletionRequest, *, created: int | None = None) -> CompletionResponse:
         """Finished completions, one response per prompt; choices are numbered through all of them."""
-        responses = request.generate_responses
-        if not responses:
-            raise BadRequest("generate_responses must have at least 1 item.", param="generate_responses")
-        options = Options.of_completion(request.completion_request)
+        responses, asked, limit = request.generate_responses, request.completion_request, self.core.max_model_len
+        refusals.check_responses(responses, limit)
         prompts = request.prompt_token_ids or [None] * len(responses)
+        for given in prompts:
+            refusals.check_prompt(given, limit)
         choices: list[CompletionResponseChoice] = []
-        for response, given in zip(responses, prompts, strict=True):
-            prompt = _prompt(given, response.prompt_token_ids)
-            for choice in map(_token_choice, response.choices):
-                done = completion_choice(self.core, options, choice, prompt, index=len(choices))
-                done.prompt_logprobs = response.prompt_logprobs
+        for number, (response, given) in enumerate(zip(responses, prompts, strict=True)):
+            prompt = _first(given, response.prompt_token_ids)
+            options = self.core.completion_options(asked, prompt, number, len(responses))
+            for choice in response.choices:
+                done = completion_choice(
+                    self.core, options, _token_choice(choice), prompt, len(choices), response.prompt_logprobs
+                )
+                done.prompt_token_ids = response.prompt_token_ids if options.return_ids else None
+                pass_unknown(choice, done)
                 choices.append(done)
         first = responses[0]
-        return CompletionResponse(
+        whole = CompletionResponse(
             id=first.request_id,
-            created=_created(created, first.created),
-            model=_model(request.model, first.model, request.completion_request),
+            created=_first(created, first.created) or 0,
+            model=model_name(request.model, first.model, asked),
             choices=choices,
-            usage=_usage(sum(request.prompt_tokens or ()), [c for r in responses for c in r.choices]),
-            kv_transfer_params=first.kv_transfer_params if len(responses) == 1 else None,
-            ec_transfer_params=first.ec_transfer_params if len(responses) == 1 else None,
+            usage=counted(sum(request.prompt_tokens or ()), [c for r in responses for c in r.choices]),
+            kv_transfer_params=agreed([response.kv_transfer_params for response in responses]),
+            ec_transfer_params=agreed([response.ec_transfer_params for response in responses]),
             metrics=first.metrics if len(responses) == 1 else None,
         )
+        if len(responses) == 1:
+            pass_unknown(first, whole)
+        return whole
 
     def completion_stream(
         self, request: DerenderCompletionStreamRequest, *, created: int | None = None
     ) -> DerenderCompletionStreamResponse:
         """One chunk of a completion and the state for the next. One state per choice index."""
-        chunk, completion_request = request.generate_chunk, request.completion_request
-        if len(chunk.choices) > 1:
-            raise BadRequest("derender_completion_stream expects at most one choice per chunk")
-        options = Options.of_completion(completion_request)
-        prompt = _prompt(request.prompt_token_ids, chunk.prompt_token_ids)
-        progress = self._progress(options, request.stream_state, prompt)
+        chunk, asked = request.generate_chunk, request.completion_request
+        refusals.check_prompt(request.prompt_token_ids, self.core.max_model_len)
+        refusals.check_completion_chunk(chunk)
+        prompt = _first(request.prompt_token_ids, chunk.prompt_token_ids)
+        options = self.core.completion_options(asked, prompt)
+        progress = self._progress(options, request.stream_state, prompt, chunk)
         choices = []
         for choice in map(_token_choice, chunk.choices):
-            self.core.check_length(progress, prompt, choice.token_ids or ())
             last = choice.finish_reason is not None
             choices.append(self.core.completion(progress, options, choice, last=last))
         out = wire.CompletionChunk(
             id=chunk.request_id,
             created=created or 0,
-            model=_model(request.model, None, completion_request),
+            model=model_name(request.model, None, asked),
             choices=choices,
         )
-        done = CompletionStreamResponse.model_validate(msgspec.to_builtins(out))
-        done.usage, done.metrics = _chunk_usage(chunk.usage, request.prompt_tokens), chunk.metrics
-        return DerenderCompletionStreamResponse(chunk=done, stream_state=_state(progress))
+        told = CompletionStreamResponse.model_validate(msgspec.to_builtins(out))
+        for shown in told.choices if options.return_ids else ():
+            shown.prompt_token_ids = chunk.prompt_token_ids
+        pass_chunk(chunk, told, request.prompt_tokens)
+        return DerenderCompletionStreamResponse(chunk=told, stream_state=_state(progress))
 
-    def _progress(self, options: Options, state: DerenderStreamState | None, prompt: Sequence[int] | None) -> Progress:
+    def _progress(
+        self,
+        options: Options,
+        state: DerenderStreamState | None,
+        prompt: Sequence[int] | None,
+        chunk: GenerateTokensStreamResponse,
+    ) -> Progress:
+        ids = [token_id for choice in chunk.choices for token_id in choice.token_ids or ()]
         if state is None:
-            return self.core.open(options, prompt)
-        return self.core.resume(options, msgspec.convert(state.model_dump(), wire.StreamState), prompt)
+            before, progress = wire.StreamState(), self.core.open(options, prompt)
+            self.core.check_length(progress, prompt, ids)
+        else:
+            before = msgspec.convert(state, wire.StreamState, from_attributes=True)
+            progress = self.core.resume(options, before, prompt, ids)
+        if self.state_mode == "replay" and options.parsed and _all_told(progress, before):
+            progress.history = History(before.output_token_ids, before.output_chunk_lens)
+        return progress
 
 
-def _row(table: Mapping[str, _Format], name: str | None, parameter: str) -> _Format | None:
-    if name is None:
-        return None
-    if name not in table:
-        raise ValueError(f"{parameter} {name!r} does not exist; known are {', '.join(sorted(table))}")
-    return table[name]
-
-
-def _prompt(given: Sequence[int] | None, told: Sequence[int] | None) -> Sequence[int] | None:
-    return told if given is None else given
-
-
-def _model(asked: str | None, told: str | None, request: ChatCompletionRequest | CompletionRequest | None) -> str:
-    return asked or told or (request.model if request is not None else None) or ""
-
-
-def _created(given: int | None, told: int | None) -> int:
-    return given if given is not None else told or 0
+def _first(*values: _Value | None) -> _Value | None:
+    return next((value for value in values if value is not None), None)
 
 
 def _token_choice(choice: GenerateTokensChoice | GenerateTokensStreamChoice) -> wire.TokenChoice:
@@ -220,31 +241,21 @@ def _token_choice(choice: GenerateTokensChoice | GenerateTokensStreamChoice) -> 
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids,
         routed_experts=choice.routed_experts,
-        logprobs=None if choice.logprobs is None else _integers(choice.logprobs),
+        logprobs=None if choice.logprobs is None else _integers(choice.logprobs, choice.token_ids),
     )
 
 
-def _integers(logprobs: GenerateLogProbs | ChatCompletionLogProbs) -> wire.TokenLogprobs:
+def _integers(logprobs: GenerateLogProbs | ChatCompletionLogProbs, ids: Sequence[int] | None) -> wire.TokenLogprobs:
+    refusals.check_logprobs(logprobs.content, ids)
     try:
         return msgspec.convert(in_integers(logprobs).model_dump(), wire.TokenLogprobs)
     except ValueError as error:
         raise BadRequest(f"{error}.", param="logprobs") from None
 
 
-def _usage(prompt_tokens: int, choices: Iterable[GenerateTokensChoice]) -> UsageInfo:
-    output = sum(len(choice.token_ids or ()) for choice in choices)
-    return UsageInfo(prompt_tokens=prompt_tokens, completion_tokens=output, total_tokens=prompt_tokens + output)
-
-
-def _chunk_usage(usage: UsageInfo | None, prompt_tokens: int | None) -> UsageInfo | None:
-    if usage is None:
-        return None
-    prompt = usage.prompt_tokens if prompt_tokens is None else prompt_tokens
-    output = usage.completion_tokens or 0
-    return usage.model_copy(
-        update={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-    )
+def _all_told(progress: Progress, state: wire.StreamState) -> bool:
+    return progress.scan is not None and progress.scan.tokens == len(state.output_token_ids)
 
 
 def _state(progress: Progress) -> DerenderStreamState:
-    return DerenderStreamState.model_validate(msgspec.to_builtins(carried(progress)))
+    return DerenderStreamState.model_validate_json(msgspec.json.encode(carried(progress)))

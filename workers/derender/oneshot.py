@@ -17,6 +17,7 @@ from headrace.protocol import (
     wire,
 )
 from headrace.workers.derender.core import Core
+from headrace.workers.derender.echo import PromptLogprobs, joined
 from headrace.workers.derender.options import Options
 
 
@@ -46,20 +47,31 @@ def chat_choice(
 
 
 def completion_choice(
-    core: Core, options: Options, choice: wire.TokenChoice, prompt: Sequence[int] | None, *, index: int
+    core: Core,
+    options: Options,
+    choice: wire.TokenChoice,
+    prompt: Sequence[int] | None,
+    index: int,
+    prompt_logprobs: PromptLogprobs | None = None,
 ) -> CompletionResponseChoice:
-    """The finished completion choice of a whole output, numbered `index`. Raises BadRequest as `chat_choice`."""
+    """The finished completion choice of a whole output, numbered `index`.
+
+    Raises BadRequest as `chat_choice`, and for `prompt_logprobs` that are to be echoed and do not fit the prompt.
+    """
     progress = core.open(options, prompt)
     core.check_length(progress, prompt, choice.token_ids or ())
     done = core.completion(progress, options, choice, last=True)
-    logprobs = done.logprobs and CompletionLogProbs.model_validate(msgspec.to_builtins(done.logprobs))
+    logprobs = done.logprobs
+    if options.echo_logprobs and prompt_logprobs is not None:
+        logprobs = joined(core.prompt_logprobs(options, prompt, prompt_logprobs), logprobs or wire.CompletionLogprobs())
     return CompletionResponseChoice(
         index=index,
         text=done.text,
-        logprobs=logprobs,
+        logprobs=logprobs and CompletionLogProbs.model_validate(msgspec.to_builtins(logprobs)),
         finish_reason=done.finish_reason,
         stop_reason=done.stop_reason,
         token_ids=done.token_ids,
+        prompt_logprobs=prompt_logprobs,
         routed_experts=choice.routed_experts,
     )
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
-from msgspec import Struct
 
 from headrace.protocol import (
-    BadRequest,
     ChatCompletionRequest,
     ChatCompletionResponse,
     CompletionRequest,
     CompletionResponse,
+    PerRequestMetrics,
     UsageInfo,
     wire,
 )
-from headrace.workers.derender.derenderer import NEEDS_PROMPT, Derenderer
+from headrace.workers.derender.choices import Choices
+from headrace.workers.derender.derenderer import Derenderer
+from headrace.workers.derender.echo import PromptLogprobs
 from headrace.workers.derender.oneshot import chat_choice, completion_choice
-from headrace.workers.derender.options import Options
-from headrace.workers.derender.progress import Progress, carried
-
-
-class Checkpoint(Struct, omit_defaults=True):
-    """What a session needs besides its request to go on: each choice's state, and a prompt that came in a chunk."""
-
-    choices: dict[int, wire.StreamState]
-    v: Literal[1] = 1
-    prompt: list[int] | None = None
+from headrace.workers.derender.refusals import need_prompt
 
 
 class Session:
@@ -60,32 +51,29 @@ class Session:
         is one of an earlier session of the same request, to go on from. Raises BadRequest for a chat without the
         prompt that its format needs, ValueError for bytes that are no checkpoint.
         """
-        core = derenderer.core
-        self._core = core
+        core = self._core = derenderer.core
         self._chat = isinstance(request, ChatCompletionRequest)
-        self._options = (
-            core.chat_options(request) if isinstance(request, ChatCompletionRequest) else Options.of_completion(request)
-        )
-        if self._chat and core.parsed and prompt_token_ids is None:
-            raise BadRequest(NEEDS_PROMPT)
+        if isinstance(request, ChatCompletionRequest):
+            self._options = core.chat_options(request)
+        else:
+            self._options = core.completion_options(request, prompt_token_ids)
+        if self._chat and core.parsed:
+            need_prompt(prompt_token_ids)
         self._run, self._id, self._created, self._model = run, id, created, model
-        self._given_prompt = prompt_token_ids
-        self._told_prompt: list[int] | None = None
         self._prompt_tokens = prompt_tokens
-        self._choices: dict[int, Progress] = {}
+        self._tells_prompt = bool(request.return_token_ids)
+        self._choices = Choices(core, self._options, prompt_token_ids)
         if checkpoint is not None:
-            self._restore(checkpoint)
+            self._choices.restore(checkpoint)
 
     def checkpoint(self) -> bytes:
         """Everything that later chunks depend on, as JSON: bounded, but for text that is held back."""
-        choices = {index: carried(progress) for index, progress in self._choices.items()}
-        return msgspec.json.encode(Checkpoint(choices=choices, prompt=self._told_prompt))
+        return self._choices.checkpoint()
 
     @property
     def stopped(self) -> frozenset[int]:
         """Choices whose text has met a stop string: what the engine still generates for them is thrown away."""
-        met = (index for index, p in self._choices.items() if p.scan is not None and p.scan.stopped is not None)
-        return frozenset(met)
+        return self._choices.stopped
 
     def step(self, chunk: wire.TokenChunk) -> wire.ChatChunk | wire.CompletionChunk:
         """The chunk that the client sees: always one, if need be with an empty delta or with no choices.
@@ -93,9 +81,11 @@ class Session:
         A usage-only chunk and one that only brings the prompt go through too. Raises BadRequest where the output is
         longer than the model allows; the session is then as it was before.
         """
-        if chunk.prompt_token_ids is not None and self._given_prompt is None and self._told_prompt is None:
-            self._told_prompt = chunk.prompt_token_ids
+        told = chunk.prompt_token_ids
+        if told is not None:
+            self._choices.hear(told)
         usage = None if chunk.usage is None else self._usage(chunk.usage)
+        prompt = told if self._tells_prompt else None
         if self._chat:
             return wire.ChatChunk(
                 id=self._id,
@@ -103,74 +93,64 @@ class Session:
                 model=self._model,
                 choices=[self._chat_choice(choice) for choice in chunk.choices],
                 usage=usage,
+                prompt_token_ids=prompt,
                 metrics=chunk.metrics,
             )
         return wire.CompletionChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._completion_choice(choice) for choice in chunk.choices],
+            choices=[self._completion_choice(choice, prompt) for choice in chunk.choices],
             usage=usage,
             metrics=chunk.metrics,
         )
 
     def final(
-        self, choices: Iterable[wire.TokenChoice], *, usage: wire.Usage | None = None
+        self,
+        choices: Iterable[wire.TokenChoice],
+        *,
+        usage: wire.Usage | None = None,
+        metrics: wire.Metrics | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> ChatCompletionResponse | CompletionResponse:
         """The whole response for the whole outputs: the sum of the chunks, whether or not any was stepped through.
 
-        `usage` is what the stream said at its end; without it tokens are counted here.
+        `usage` and `metrics` are what the stream said at its end; without `usage` tokens are counted here.
         """
         outputs = list(choices)
         total = self._total(outputs, usage)
+        taken = metrics and PerRequestMetrics.model_validate(msgspec.to_builtins(metrics))
+        prompt = self._choices.prompt
+        told = list(prompt) if prompt is not None and self._tells_prompt else None
+        logprobs = None if prompt_logprobs is None else [known and dict(known) for known in prompt_logprobs]
         if self._chat:
             return ChatCompletionResponse(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=[
-                    chat_choice(self._core, self._options, output, self._prompt, run=self._run) for output in outputs
-                ],
+                choices=[chat_choice(self._core, self._options, output, prompt, run=self._run) for output in outputs],
                 usage=total,
+                prompt_token_ids=told,
+                prompt_logprobs=logprobs,
+                metrics=taken,
             )
+        done = [
+            completion_choice(self._core, self._options, output, prompt, output.index, logprobs) for output in outputs
+        ]
+        for choice in done:
+            choice.prompt_token_ids = told
         return CompletionResponse(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=[
-                completion_choice(self._core, self._options, output, self._prompt, index=output.index)
-                for output in outputs
-            ],
-            usage=total,
+            id=self._id, created=self._created, model=self._model, choices=done, usage=total, metrics=taken
         )
-
-    def _restore(self, checkpoint: bytes) -> None:
-        try:
-            saved = msgspec.json.decode(checkpoint, type=Checkpoint)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"these bytes are no checkpoint of a derender session: {error}") from error
-        self._told_prompt = saved.prompt
-        for index, state in saved.choices.items():
-            self._choices[index] = self._core.resume(self._options, state, self._prompt)
-
-    @property
-    def _prompt(self) -> Sequence[int] | None:
-        return self._told_prompt if self._given_prompt is None else self._given_prompt
-
-    def _progress(self, choice: wire.TokenChoice) -> Progress:
-        progress = self._choices.get(choice.index)
-        if progress is None:
-            progress = self._choices[choice.index] = self._core.open(self._options, self._prompt)
-        self._core.check_length(progress, self._prompt, choice.token_ids or ())
-        return progress
 
     def _chat_choice(self, choice: wire.TokenChoice) -> wire.ChatChoice:
         last = choice.finish_reason is not None
-        return self._core.chat(self._progress(choice), self._options, choice, run=self._run, last=last)
+        return self._core.chat(self._choices.progress(choice), self._options, choice, run=self._run, last=last)
 
-    def _completion_choice(self, choice: wire.TokenChoice) -> wire.CompletionChoice:
+    def _completion_choice(self, choice: wire.TokenChoice, prompt: list[int] | None) -> wire.CompletionChoice:
         last = choice.finish_reason is not None
-        return self._core.completion(self._progress(choice), self._options, choice, last=last)
+        done = self._core.completion(self._choices.progress(choice), self._options, choice, last=last)
+        return done if prompt is None else msgspec.structs.replace(done, prompt_token_ids=prompt)
 
     def _usage(self, usage: wire.Usage) -> wire.Usage:
         prompt = usage.prompt_tokens if self._prompt_tokens is None else self._prompt_tokens
@@ -182,5 +162,5 @@ class Session:
     def _total(self, outputs: Sequence[wire.TokenChoice], usage: wire.Usage | None) -> UsageInfo:
         if usage is None:
             counted = sum(len(output.token_ids or ()) for output in outputs)
-            usage = wire.Usage(prompt_tokens=len(self._prompt or ()), completion_tokens=counted)
+            usage = wire.Usage(prompt_tokens=len(self._choices.prompt or ()), completion_tokens=counted)
         return UsageInfo.model_validate(msgspec.to_builtins(self._usage(usage)))
