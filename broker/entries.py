@@ -8,7 +8,7 @@ next k and is not a chunk either. The seq that a client sees is k - 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 
 
-class Position(NamedTuple):
+class Position(Struct, frozen=True, order=True, gc=False):
     """The id of an entry, ``<epoch>-<k>``; they order as the entries do."""
 
     epoch: int = 0
@@ -61,7 +61,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 def advance(running: int, index: int, token_ids: Sequence[int]) -> int:
     """The running 64-bit hash after these tokens of choice ``index``."""
-    running = ((running ^ (index + 1)) * _PRIME) & _MASK
+    mark = (index << 32) + 1  # tells the tokens of two choices apart
     for token in token_ids:
-        running = ((running ^ (token + 1)) * _PRIME) & _MASK
+        running = ((running ^ (token + mark)) * _PRIME) & _MASK
     return running

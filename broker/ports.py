@@ -1,8 +1,9 @@
 """The four ports: everything that Headrace asks of a transport.
 
-WorkQueue and ClientTopics are RabbitMQ's part, TokenLog and RunStore are Redis's; ``broker.embedded`` is their twin
-in one process. ``broker.contract`` says in code what is promised here in words; every implementation passes it.
-All raise ``BrokerUnavailable`` when the server stays away longer than the call may take.
+WorkQueue is RabbitMQ's part, TokenLog and RunStore are Redis's; ClientTopics both have, and a client chooses for each
+request. ``broker.embedded`` is their twin in one process. ``broker.contract`` says in code what is promised here in
+words; every implementation passes it. All raise ``BrokerUnavailable`` when the server stays away longer than the call
+may take.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
 from headrace.broker.entries import Entry, NewEntry, Position
+from headrace.protocol.jobs import Via
 
 Role = Literal["render", "generate", "derender"]
 HeaderValue: TypeAlias = str | int | float | bool
@@ -124,10 +126,13 @@ class ClientTopics(Protocol):
     async def publish(self, messages: Sequence[TopicMessage]) -> None:
         """Sends them in order. Returns once the durable ones are confirmed; one that nobody hears is counted."""
 
+    async def flush(self) -> None:
+        """Returns once the server has all that was published before, or has lost it with its connection."""
+
     def subscribe(
         self, pattern: str, *, name: str | None = None, limit: int = 100_000
     ) -> AbstractAsyncContextManager[AsyncIterator[TopicMessage]]:
-        """Messages whose key matches the pattern (``*`` one word, ``#`` any number of words).
+        """Messages whose key matches the pattern (``*`` one word, ``#`` any number of words; the first is a client).
 
         The queue exists once the context is entered. Without a name it is this process's own and dies with it; with a
         name it is durable: its message is settled when the next one is asked for, or when the context is left without
@@ -276,6 +281,15 @@ class Release(StrEnum):
     """It went wrong: one attempt is used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a run has been told under a derender epoch; what ``state`` holds is the worker's own affair."""
+
+    run: str
+    epoch: int
+    state: bytes
+
+
 class RunStore(Protocol):
     """Who holds a run, whether it lives, what was asked of it, and its one outcome."""
 
@@ -306,18 +320,24 @@ class RunStore(Protocol):
     async def job(self, run: str) -> bytes | None:
         """What the claim stored for later roles."""
 
-    async def save(self, run: str, epoch: int, state: bytes) -> bool:
-        """Stores the derender checkpoint. False if the derender epoch is not the current one."""
+    async def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
+        """Stores them, in one round trip. False for each whose derender epoch is not the current one."""
 
     async def load(self, run: str) -> bytes | None:
-        """The derender checkpoint."""
+        """The state of the last checkpoint that was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The four ports together."""
+    """The four ports together; the client topics twice, once for each way that a client may choose."""
 
     queues: WorkQueue
     topics: ClientTopics
     log: TokenLog
     runs: RunStore
+    streams: ClientTopics
+    """The client topics on Redis."""
+
+    def via(self, way: Via) -> ClientTopics:
+        """The client topics of this way."""
+        return self.streams if way == "redis" else self.topics

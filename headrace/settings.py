@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headrace.protocol.base import refusal
+from headrace.protocol.jobs import Via
 
 PREFIX: Final = "HEADRACE_"
 
@@ -50,6 +51,10 @@ class Settings(BaseSettings):
         default="local",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         description="name of this client: first word of its topics, and the scope of its request ids",
+    )
+    via: Via = Field(
+        default="amqp",
+        description="what brings events to this client: amqp (RabbitMQ's topic exchange) or redis (streams)",
     )
     model: str = Field(
         default="demo",

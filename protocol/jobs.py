@@ -30,6 +30,9 @@ Seconds = Annotated[float, Meta(ge=0)]
 Delivery = Literal["stream", "final", "tokens"]
 """stream: chunk events, then the final one. final: one event. tokens: the raw token chunks, then the final one."""
 
+Via = Literal["amqp", "redis"]
+"""What brings a request's events to its client: the topic exchange of RabbitMQ, or streams on Redis."""
+
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/inference/v1/generate"]
 
 ErrorCode = Literal[
@@ -68,7 +71,8 @@ class Job(Envelope, kw_only=True, omit_defaults=True):
     """What every job says.
 
     submitted_at and deadline are Unix seconds; replay_ttl is how long, in seconds, the result and the chunks stay
-    readable after the outcome. ``topic`` is a word that the client adds to the routing key of its events.
+    readable after the outcome. ``topic`` is a word that the client adds to the routing key of its events, ``via`` is
+    where it listens.
     """
 
     model: ModelName
@@ -77,6 +81,7 @@ class Job(Envelope, kw_only=True, omit_defaults=True):
     deadline: Seconds | None = None
     replay_ttl: Annotated[float, Meta(ge=1, le=7 * 24 * 3600)] = DEFAULT_REPLAY_TTL_S
     topic: Name | None = None
+    via: Via = "amqp"
 
     @property
     def created(self) -> int:
@@ -115,14 +120,16 @@ class Cancel(Envelope, tag="cancel", kw_only=True, omit_defaults=True):
     reason: Annotated[str, Meta(max_length=200)] = "cancelled by the client"
     model: ModelName | None = None
     topic: Name | None = None
+    via: Via = "amqp"
 
 
 class Replay(Envelope, tag="replay", kw_only=True, omit_defaults=True):
-    """Tell the chunks of this request again, from ``seq`` on, under ``topic``."""
+    """Tell the chunks of this request again, from ``seq`` on, under ``topic`` and by way of ``via``."""
 
     model: ModelName
     seq: Annotated[int, Meta(ge=0)] = 0
     topic: Name | None = None
+    via: Via = "amqp"
 
 
 class ChunkEvent(Envelope, tag="chunk", kw_only=True, omit_defaults=True):
@@ -182,6 +189,7 @@ class Sender(Identity):
     """
 
     topic: Name | None = None
+    via: Via = "amqp"
     controls: bool = False
 
 
@@ -190,6 +198,7 @@ class _Letterhead(Identity):
 
     type: object = None
     topic: object = None
+    via: object = None
 
 
 AnyJob = RenderJob | GenerateJob | DerenderJob
@@ -285,8 +294,9 @@ def sender(body: bytes) -> Sender | None:
         topic = msgspec.convert(said.topic, Name | None)
     except msgspec.ValidationError:
         topic = None
+    via: Via = "redis" if said.via == "redis" else "amqp"
     controls = said.type in ("cancel", "replay")
-    return Sender(client=said.client, request_id=said.request_id, topic=topic, controls=controls)
+    return Sender(client=said.client, request_id=said.request_id, topic=topic, via=via, controls=controls)
 
 
 @lru_cache(maxsize=1024)

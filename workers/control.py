@@ -55,7 +55,7 @@ class ControlWorker:
 
     async def _cancel(self, cancel: Cancel) -> None:
         if await self._broker.runs.cancel(cancel.run, cancel.reason, jobs.DEFAULT_DEADLINE_S):
-            await conclude(self._broker, failed(cancel, Cancelled(cancel.reason)), topic=cancel.topic)
+            await conclude(self._broker, failed(cancel, Cancelled(cancel.reason)), to=cancel)
 
     async def _take_in(self, delivery: Delivery) -> None:
         """A job that came back more often than the broker allows: its client is told, an operator finds it."""

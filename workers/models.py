@@ -11,7 +11,7 @@ from headrace import demo_model
 
 EngineName = Literal["transformers", "null"]
 
-_TOKENIZER_FILES = ["tokenizer*", "*.jinja", "config.json", "generation_config.json", "tekken.json"]
+_TOKENIZER_FILES = ["tokenizer*", "*.jinja", "chat_template.json", "config.json", "generation_config.json", "tekken*"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json", "*.gguf"]
 DEFAULT_MODEL_LEN = 4096
 
@@ -24,7 +24,8 @@ class ModelNotFound(Exception):
 class ModelSpec:
     """A served model. ``name`` is the queue's; ``path`` a folder with tokenizer, configuration and weights.
 
-    max_model_len counts tokens, prompt and output together; None takes what the configuration says.
+    The parsers are names of formats, or "auto" for those that the chat template asks for; ``formats`` is a TOML file
+    with more of them. max_model_len counts tokens, prompt and output together; None takes what the configuration says.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelSpec:
     engine: EngineName = "transformers"
     reasoning_parser: str | None = None
     tool_parser: str | None = None
+    formats: Path | None = None
     max_model_len: int | None = None
     dtype: str = "auto"
     device: str = "auto"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 
 from headrace.broker.ports import Broker, MessageTooLarge, TopicMessage
 from headrace.protocol import errors, jobs
-from headrace.protocol.jobs import ErrorCode, ErrorEvent, FinalEvent, Identity, Terminal
+from headrace.protocol.jobs import ErrorCode, ErrorEvent, FinalEvent, Identity, Terminal, Via
 from headrace.protocol.wire import Usage
 
 _CODES: Final[dict[type[errors.HeadraceError], ErrorCode]] = {
@@ -25,6 +25,16 @@ _CODES: Final[dict[type[errors.HeadraceError], ErrorCode]] = {
     errors.StreamLost: "stream_lost",
     errors.Exhausted: "exhausted",
 }
+
+
+class Recipient(Protocol):
+    """Where a client hears of a request: what its job says, or its replay, or a cancellation."""
+
+    @property
+    def topic(self) -> str | None: ...
+
+    @property
+    def via(self) -> Via: ...
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
@@ -81,40 +91,41 @@ def answered(request: Identity, response: bytes, *, chunks: int) -> FinalEvent:
 
 
 async def conclude(
-    broker: Broker, event: Terminal, *, topic: str | None, replay_ttl: float = jobs.DEFAULT_REPLAY_TTL_S
+    broker: Broker, event: Terminal, *, to: Recipient, replay_ttl: float = jobs.DEFAULT_REPLAY_TTL_S
 ) -> None:
     """Makes the event the run's outcome, unless there is one already, and tells the one that stands."""
     ours = jobs.encode(event)
     stands = await broker.runs.outcome(event.run, ours, replay_ttl)
     if stands == ours:
-        await _publish(broker, event, ours, topic)
+        await _publish(broker, event, ours, to)
     else:
-        await tell(broker, stands, topic=topic)
+        await tell(broker, stands, to=to)
 
 
-async def tell(broker: Broker, outcome: bytes, *, topic: str | None) -> None:
+async def tell(broker: Broker, outcome: bytes, *, to: Recipient) -> None:
     """Publishes a stored outcome, at least once, always under its one event_id."""
     event = jobs.decode_terminal(outcome)
-    await _publish(broker, event, outcome, topic)
+    await _publish(broker, event, outcome, to)
 
 
-async def tell_only(broker: Broker, request: Identity, error: errors.HeadraceError, *, topic: str | None) -> None:
+async def tell_only(broker: Broker, request: Identity, error: errors.HeadraceError, *, to: Recipient) -> None:
     """Tells a client of an error that is not the run's outcome: the run under this request_id is another request."""
     event = msgspec.structs.replace(failed(request, error), event_id=secrets.token_hex(16))
-    await _publish(broker, event, jobs.encode(event), topic)
+    await _publish(broker, event, jobs.encode(event), to)
 
 
-async def _publish(broker: Broker, event: Terminal, body: bytes, topic: str | None) -> None:
+async def _publish(broker: Broker, event: Terminal, body: bytes, to: Recipient) -> None:
+    topics = broker.via(to.via)
     kind = "final" if isinstance(event, FinalEvent) else "error"
-    key = jobs.routing_key(event.client, kind, topic)
+    key = jobs.routing_key(event.client, kind, to.topic)
     try:
-        await broker.topics.publish([TopicMessage(key, body, durable=True, request_id=event.request_id)])
+        await topics.publish([TopicMessage(key, body, durable=True, request_id=event.request_id)])
     except MessageTooLarge as error:
         # The outcome stands, and can be read from the run store; an event of this size cannot be sent.
         kept = errors.TooLarge(f"the response is kept, but too large to be sent: {error}")
         told = failed(event, kept, chunks=event.chunks)
-        key = jobs.routing_key(event.client, "error", topic)
-        await broker.topics.publish([TopicMessage(key, jobs.encode(told), durable=True, request_id=event.request_id)])
+        key = jobs.routing_key(event.client, "error", to.topic)
+        await topics.publish([TopicMessage(key, jobs.encode(told), durable=True, request_id=event.request_id)])
 
 
 encode_end = msgspec.json.Encoder().encode

@@ -157,9 +157,9 @@ async def refuse(broker: Broker, delivery: Delivery, error: HeadraceError, *, bu
     """
     sender = jobs.sender(delivery.body)
     if sender is not None and sender.controls:
-        await tell_only(broker, sender, error, topic=sender.topic)
+        await tell_only(broker, sender, error, to=sender)
     elif sender is not None:
-        await conclude(broker, failed(sender, error), topic=sender.topic)
+        await conclude(broker, failed(sender, error), to=sender)
     if bury:
         await broker.queues.bury(delivery, error.message)
     else:

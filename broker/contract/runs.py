@@ -14,11 +14,12 @@ from headrace.broker.contract.stores import (
     batch,
     claim,
     places,
+    save,
     taken,
     whole,
 )
 from headrace.broker.entries import Begin, Position
-from headrace.broker.ports import Append, ClaimAnswer, Release
+from headrace.broker.ports import Append, Checkpoint, ClaimAnswer, Release
 
 
 class RunStoreContract(StoresContract):
@@ -380,18 +381,28 @@ class RunStoreContract(StoresContract):
     async def test_a_checkpoint_is_kept_for_the_current_derender_epoch_only(self) -> None:
         run, worker, other = a_run(), a_worker(), a_worker()
         async with self.connect() as stores:
-            assert not await stores.runs.save(run, 1, b"nobody claimed it")
+            assert await save(stores, run, 1, b"nobody claimed it") == [False]
             await taken(stores, run, worker, "generate")
-            assert not await stores.runs.save(run, 1, b"that is the epoch of another role")
+            assert await save(stores, run, 1, b"that is the epoch of another role") == [False]
             await taken(stores, run, worker, "derender")
             assert await stores.runs.load(run) is None
-            assert await stores.runs.save(run, 1, b"one\x00") and await stores.runs.save(run, 1, b"two\x00")
+            assert await save(stores, run, 1, b"one\x00") == await save(stores, run, 1, b"two\x00") == [True]
             await stores.lapse(worker)
             assert (await claim(stores, run, other, "derender")).epoch == 2
             assert await stores.runs.load(run) == b"two\x00"
-            assert not await stores.runs.save(run, 1, b"fenced")
-            assert await stores.runs.save(run, 2, b"three")
+            assert await save(stores, run, 1, b"fenced") == [False]
+            assert await save(stores, run, 2, b"three") == [True]
             assert await stores.runs.load(run) == b"three"
+
+    async def test_checkpoints_of_many_runs_are_answered_each_for_itself(self) -> None:
+        runs, worker = [a_run() for _ in range(3)], a_worker()
+        async with self.connect() as stores:
+            assert await stores.runs.save([]) == []
+            for run in runs[:2]:
+                await taken(stores, run, worker, "derender")
+            states = [Checkpoint(run, 1, run.encode()) for run in runs]
+            assert await stores.runs.save(states) == [True, True, False]
+            assert [await stores.runs.load(run) for run in runs] == [runs[0].encode(), runs[1].encode(), None]
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -401,7 +412,7 @@ class RunStoreContract(StoresContract):
             await claim(stores, run, worker, lifetime=0.2, replay_ttl=0.4, job=b"{}")
             await claim(stores, run, worker, "derender", lifetime=0.2, replay_ttl=0.4)
             await append(stores, batch(run, Position(1, 0), 1))
-            await stores.runs.save(run, 1, b"state")
+            await save(stores, run, 1, b"state")
             await stores.elapse(0.3)
             assert await stores.runs.job(run) == b"{}"
             assert await stores.runs.load(run) == b"state"
@@ -417,7 +428,7 @@ class RunStoreContract(StoresContract):
             await claim(stores, run, worker, lifetime=600, replay_ttl=600, job=b"{}")
             await claim(stores, run, worker, "derender", lifetime=600, replay_ttl=600)
             await append(stores, batch(run, Position(1, 0), 1))
-            await stores.runs.save(run, 1, b"state")
+            await save(stores, run, 1, b"state")
             await stores.runs.outcome(run, b"done", 0.3)
             assert places(await whole(stores, run)) == ["begin 1-0", "chunk 1-1"]
             await stores.elapse(0.35)

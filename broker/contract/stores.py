@@ -9,7 +9,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 from headrace.broker.entries import SEED, Entry, NewEntry, Position
-from headrace.broker.ports import Append, Appended, Batch, Claim, ClaimAnswer, ClaimRequest, Role, RunStore, TokenLog
+from headrace.broker.ports import (
+    Append,
+    Appended,
+    Batch,
+    Checkpoint,
+    Claim,
+    ClaimAnswer,
+    ClaimRequest,
+    Role,
+    RunStore,
+    TokenLog,
+)
 from headrace.protocol.jobs import run_of
 
 BEFORE_ALL: Final = Position()
@@ -96,6 +107,11 @@ async def taken(stores: Stores, run: str, worker: str, role: Role = "generate") 
     claimed = await claim(stores, run, worker, role)
     assert claimed.answer is ClaimAnswer.NEW, claimed
     return claimed
+
+
+async def save(stores: Stores, run: str, epoch: int, state: bytes) -> list[bool]:
+    """What became of one checkpoint."""
+    return await stores.runs.save([Checkpoint(run, epoch, state)])
 
 
 def payload(k: int, by: str = "") -> bytes:

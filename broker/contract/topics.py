@@ -110,6 +110,21 @@ class ClientTopicsContract(ABC):
                 await topics.publish([event(f"{client}.final", 2)])
                 assert numbers(await hear(messages, 1)) == [2]
 
+    async def test_a_flush_ends_and_loses_nothing(self) -> None:
+        client = a_client()
+        async with (
+            self.connect() as sender,
+            self.connect() as receiver,
+            receiver.subscribe(f"{client}.#") as messages,
+        ):
+            await sender.flush()
+            for n in range(20):
+                await sender.publish([event(f"{client}.chunk", n, durable=False)])
+                if n % 7 == 0:
+                    async with asyncio.timeout(BOUND):
+                        await sender.flush()
+            assert numbers(await hear(messages, 20)) == list(range(20))
+
     async def test_every_subscription_hears_everything(self) -> None:
         client = a_client()
         async with (

@@ -42,11 +42,13 @@ class Embedded:
         self.broker = self._connected()
 
     def _connected(self) -> Broker:
+        topics = EmbeddedTopics(self._topics)  # one for both ways: here they lead nowhere else
         return Broker(
             queues=EmbeddedQueues(self._queues),
-            topics=EmbeddedTopics(self._topics),
+            topics=topics,
             log=EmbeddedLog(self.shelf),
             runs=EmbeddedRuns(self.shelf),
+            streams=topics,
         )
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.embedded.shelf import Hold, Run, Shelf
 from headrace.broker.entries import Begin, Entry, Position
-from headrace.broker.ports import Claim, ClaimAnswer, ClaimRequest, Release, Role
+from headrace.broker.ports import Checkpoint, Claim, ClaimAnswer, ClaimRequest, Release, Role
 
 
 class EmbeddedRuns:
@@ -128,16 +128,19 @@ class EmbeddedRuns:
         record = self._shelf.find(run)
         return None if record is None else record.job
 
-    async def save(self, run: str, epoch: int, state: bytes) -> bool:
-        """Stores the derender checkpoint. False if the derender epoch is not the current one."""
-        record = self._shelf.find(run)
-        if record is None or record.hold("derender").epoch != epoch:
+    async def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
+        """Stores them. False for each whose derender epoch is not the current one."""
+        return [self._save(each) for each in checkpoints]
+
+    def _save(self, checkpoint: Checkpoint) -> bool:
+        record = self._shelf.find(checkpoint.run)
+        if record is None or record.hold("derender").epoch != checkpoint.epoch:
             return False
-        record.state = state
+        record.state = checkpoint.state
         return True
 
     async def load(self, run: str) -> bytes | None:
-        """The derender checkpoint."""
+        """The state of the last checkpoint that was stored."""
         record = self._shelf.find(run)
         return None if record is None else record.state
 

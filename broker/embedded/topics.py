@@ -116,6 +116,9 @@ class EmbeddedTopics:
             self._topics.publish(message)
         await asyncio.sleep(0)  # a publisher in a loop must not keep its clients from running
 
+    async def flush(self) -> None:
+        """Nothing is under way: a message is there once it was published."""
+
     @asynccontextmanager
     async def subscribe(
         self, pattern: str, *, name: str | None = None, limit: int = 100_000

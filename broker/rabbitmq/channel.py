@@ -128,6 +128,13 @@ class Lane(Channel):
         self._sent[tag] = _Sent(message.cost, answer)
         return answer
 
+    async def answered(self) -> None:
+        """Returns once the broker has answered all that was sent before, or the channel is gone; bound the wait."""
+        last = self.delivery_tag
+        while self._sent and next(iter(self._sent)) <= last:
+            self.room.clear()
+            await self.room.wait()
+
     async def _on_confirm_frame(self, frame: ConfirmationFrameType) -> None:
         answer = Outcome.CONFIRMED if isinstance(frame, spec.Basic.Ack) else Outcome.REJECTED
         last = frame.delivery_tag or 0

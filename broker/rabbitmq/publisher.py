@@ -38,6 +38,12 @@ class Publisher:
                 messages = messages[await self._answered(sent, outcomes) :]
         return outcomes
 
+    async def flush(self, doing: str) -> None:
+        """Returns once all that was sent before is answered or lost. Raises BrokerUnavailable."""
+        if self._lane is not None:
+            async with self._supervisor.within(doing):
+                await self._lane.answered()
+
     async def _answered(self, sent: Sequence[asyncio.Future[Outcome] | None], outcomes: list[Outcome]) -> int:
         """How many need not be sent again, their outcomes added.
 

@@ -42,6 +42,10 @@ class RabbitClientTopics:
         outcomes = await self._publisher.publish(outgoing, "publish to the client topics")
         self._counters.unheard += outcomes.count(Outcome.RETURNED)
 
+    async def flush(self) -> None:
+        """Transient messages are confirmed too, only nobody waits for it; this does. Raises BrokerUnavailable."""
+        await self._publisher.flush("flush the client topics")
+
     @asynccontextmanager
     async def subscribe(
         self, pattern: str, *, name: str | None = None, limit: int = 100_000

@@ -1,4 +1,5 @@
-"""Names of the keys. All keys of one run, and its partition's heartbeats, carry one tag: they share a cluster slot."""
+"""Names of the keys. All keys of one run, and its partition's heartbeats, carry one tag: they share a cluster slot.
+So do all that is kept for one client's topics."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class RunKeys(NamedTuple):
 
 
 class Keys:
-    """``<prefix>:{p<partition>}:<run>:<what>``."""
+    """``<prefix>:{p<partition>}:<run>:<what>``, and ``<prefix>:{c:<client>}:<what>``."""
 
     def __init__(self, prefix: str = "hr") -> None:
         if not _PREFIX.fullmatch(prefix):
@@ -37,6 +38,14 @@ class Keys:
         own = f"{slot}:{run}"
         names = (f"{own}:run", f"{own}:log", f"{own}:job", f"{own}:state", f"{slot}:workers")
         return RunKeys._make(name.encode() for name in names)
+
+    def subscriptions(self, client: str) -> bytes:
+        """The hash of a client's subscriptions."""
+        return f"{self._prefix}:{{c:{client}}}:subscriptions".encode()
+
+    def events(self, client: str, subscription: str) -> bytes:
+        """The stream of one of them."""
+        return f"{self._prefix}:{{c:{client}}}:events:{subscription}".encode()
 
 
 def run_of_log(key: bytes) -> str:

@@ -24,7 +24,7 @@ _RING_AGAIN: Final = 0.001
 
 _GATHER_PER_RUN: Final = 10e-6
 _GATHER_FROM: Final = 1e-3
-_GATHER_MOST: Final = 10e-3
+_GATHER_MOST: Final = 20e-3
 
 _KINDS: Final[dict[bytes, Kind]] = {b"begin": "begin", b"chunk": "chunk", b"end": "end"}
 _PLAIN: Final = {answer.value.encode(): Appended(answer) for answer in Append}
@@ -118,7 +118,7 @@ class RedisLog:
         of = self._keys.of
         block = ("BLOCK", max(int(wait * 1000), 1)) if wait else ()
         keys = [of(run).log for run in cursors]
-        ids = [f"{epoch}-{k}" for epoch, k in cursors.values()]
+        ids = [f"{after.epoch}-{after.k}" for after in cursors.values()]
         (reply,) = await line.ask([command("XREAD", "COUNT", count, *block, "STREAMS", *keys, *ids)], longer=wait)
         return _entries(cast("Streams", reply))
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final, TypeAlias, cast
 
-from headrace.broker.ports import Claim, ClaimAnswer, ClaimRequest, Release, Role
+from headrace.broker.ports import Checkpoint, Claim, ClaimAnswer, ClaimRequest, Release, Role
 from headrace.broker.redis.keys import Keys
 from headrace.broker.redis.line import Line
 from headrace.broker.redis.scripts import BEAT, CANCEL, CLAIM, OUTCOME, RELEASE, SAVE, command
@@ -94,14 +94,18 @@ class RedisRuns:
         """What the claim stored for later roles."""
         return await self._get(command("GET", self._keys.of(run).job))
 
-    async def save(self, run: str, epoch: int, state: bytes) -> bool:
-        """Stores the derender checkpoint. False if the derender epoch is not the current one."""
-        keys = self._keys.of(run)
-        (reply,) = await self._line.ask([SAVE.call((keys.run, keys.state), epoch, state)])
-        return reply == 1
+    async def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
+        """Stores them, in one round trip. False for each whose derender epoch is not the current one."""
+        if not checkpoints:
+            return []
+        return [reply == 1 for reply in await self._line.ask([self._save(each) for each in checkpoints])]
+
+    def _save(self, checkpoint: Checkpoint) -> bytes:
+        keys = self._keys.of(checkpoint.run)
+        return SAVE.call((keys.run, keys.state), checkpoint.epoch, checkpoint.state)
 
     async def load(self, run: str) -> bytes | None:
-        """The derender checkpoint."""
+        """The state of the last checkpoint that was stored."""
         return await self._get(command("GET", self._keys.of(run).state))
 
     async def _get(self, asked: bytes) -> bytes | None:

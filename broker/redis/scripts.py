@@ -44,8 +44,10 @@ RELEASE: Final = Script.read("release")
 BEAT: Final = Script.read("beat")
 CANCEL: Final = Script.read("cancel")
 SAVE: Final = Script.read("save")
+TOPICS_OPEN: Final = Script.read("topics_open")
+TOPICS_KEEP: Final = Script.read("topics_keep")
+TOPICS_TELL: Final = Script.read("topics_tell")
 
-LOAD: Final = tuple(
-    command("SCRIPT", "LOAD", script.text) for script in (CLAIM, APPEND, OUTCOME, RELEASE, BEAT, CANCEL, SAVE)
-)
+_ALL: Final = (CLAIM, APPEND, OUTCOME, RELEASE, BEAT, CANCEL, SAVE, TOPICS_OPEN, TOPICS_KEEP, TOPICS_TELL)
+LOAD: Final = tuple(command("SCRIPT", "LOAD", script.text) for script in _ALL)
 """Makes the server know them all."""

@@ -106,7 +106,10 @@ async def _print(hr: Headrace, stream: Stream[Response], *, as_json: bool) -> No
 @click.command()
 @click.option("--request-id", default=None, help="Only this request, up to its end.")
 def tail(request_id: str | None) -> None:
-    """Print every event of this client name (HEADRACE_CLIENT), as JSON lines, from now on. Ctrl-C ends it."""
+    """Print every event of this client name (HEADRACE_CLIENT), as JSON lines, from now on. Ctrl-C ends it.
+
+    Of requests whose events go the way of HEADRACE_VIA.
+    """
     config = settings()
     log_to_stderr(config, quiet=True)
     run(_tail(config, request_id))
@@ -117,7 +120,10 @@ async def _tail(config: Settings, request_id: str | None) -> None:
     from headrace.protocol import jobs
     from headrace.protocol.jobs import EnvelopeError, ErrorEvent, FinalEvent
 
-    async with servers(config, name="headrace tail") as broker, broker.topics.subscribe(f"{config.client}.#") as heard:
+    async with (
+        servers(config, name="headrace tail") as broker,
+        broker.via(config.via).subscribe(f"{config.client}.#") as heard,
+    ):
         click.echo(f"Listening to {config.client}.#", err=True)
         async for message in heard:
             try:

@@ -7,6 +7,7 @@ import importlib.util
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import click
@@ -31,10 +32,12 @@ def run(main: Coroutine[object, object, T]) -> T:
     from headrace.demo.acts import DemoError
     from headrace.protocol.errors import HeadraceError
     from headrace.settings import SettingsError
+    from headrace.workers.derender.formats import FormatError
     from headrace.workers.generate.engine import EngineDead, ModelRefused
     from headrace.workers.models import ModelNotFound
 
-    expected = BrokerError, HeadraceError, LedgerError, DemoError, SettingsError, ModelNotFound, ModelRefused, OSError
+    refused = FormatError, ModelNotFound, ModelRefused, SettingsError
+    expected = BrokerError, HeadraceError, LedgerError, DemoError, OSError, *refused
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(main)
@@ -125,8 +128,22 @@ def model_options(command: Callable[P, T]) -> Callable[P, T]:
             default=None,
             help="null makes up tokens without a model, for load tests.  [default: transformers]",
         ),
-        click.option("--reasoning-parser", default=None, help="Format of the model's thoughts: qwen3 or deepseek_r1."),
-        click.option("--tool-parser", default=None, help="Format of the model's tool calls: hermes."),
+        click.option(
+            "--reasoning-parser",
+            default=None,
+            help="Format of the model's thoughts, or auto, by its template; docs/formats.md lists them.",
+        ),
+        click.option(
+            "--tool-parser",
+            default=None,
+            help="Format of the model's tool calls, or auto, by its template; docs/formats.md lists them.",
+        ),
+        click.option(
+            "--formats",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            default=None,
+            help="TOML file with more formats; docs/formats.md says how.",
+        ),
         click.option(
             "--max-model-len",
             type=click.IntRange(min=1),

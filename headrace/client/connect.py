@@ -64,9 +64,9 @@ async def servers(settings: Settings, *, name: str = "headrace") -> AsyncIterato
             timing=Timing(heartbeat=max(2, round(settings.heartbeat))),  # RabbitMQ, too, must see a dead worker soon
             name=name,
         ) as rabbit,
-        connect_redis(settings.redis_url) as redis,
+        connect_redis(settings.redis_url, max_body=settings.max_message_bytes) as redis,
     ):
-        yield Broker(rabbit.queues, rabbit.topics, redis.log, redis.runs)
+        yield Broker(rabbit.queues, rabbit.topics, redis.log, redis.runs, redis.topics)
 
 
 @asynccontextmanager

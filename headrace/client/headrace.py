@@ -25,7 +25,7 @@ from headrace.protocol.chat import ChatCompletionResponse
 from headrace.protocol.completion import CompletionResponse
 from headrace.protocol.errors import HeadraceError
 from headrace.protocol.generate import GenerateTextResponse, GenerateTokensResponse
-from headrace.protocol.jobs import CONTROL_QUEUE, Cancel, Delivery, Replay, Terminal, run_of
+from headrace.protocol.jobs import CONTROL_QUEUE, Cancel, Delivery, Replay, Terminal, Via, run_of
 from headrace.settings import Settings
 from headrace.workers.models import ModelSpec
 from headrace.workers.runtime import Role, serve
@@ -34,6 +34,8 @@ log = get_logger()
 
 TICK_S: Final = 0.2
 """How often every stream is asked what it needs."""
+UNREAD: Final = 8_192
+"""Messages that wait at the server for this client, at most; chunks that were dropped there are asked for again."""
 
 
 class Broken(Exception):
@@ -50,7 +52,8 @@ class Headrace:
     def __init__(self, broker: Broker, settings: Settings, *, topic: str) -> None:
         self._broker = broker
         self._settings = settings
-        self._topic = topic
+        self._to = {"topic": topic, "via": settings.via}
+        """Where the events of its requests come back."""
         self._inbox = Inbox()
         self._broken: Broken | None = None
 
@@ -63,15 +66,17 @@ class Headrace:
         broker: Broker | None = None,
         spec: ModelSpec | None = None,
         topic: str | None = None,
+        via: Via | None = None,
     ) -> AsyncIterator[Self]:
         """A client on the broker given, or on the servers of the settings, or with all of it in this process.
 
         ``spec`` is the model served in this process, that of the settings unless given; ``topic`` the word under
-        which the events come back, a random one unless given.
+        which the events come back, a random one unless given; ``via`` what brings them, amqp or redis, that of the
+        settings unless given.
         """
         settings = settings or Settings.load()
         async with opened(settings, broker, spec) as backend:
-            settings = settings.model_copy(update={"model": backend.model})
+            settings = settings.model_copy(update={"model": backend.model, "via": via or settings.via})
             client = cls(backend.broker, settings, topic=topic or secrets.token_hex(8))
             async with client._at_work(backend.roles):
                 yield client
@@ -106,7 +111,7 @@ class Headrace:
             submitted_at=now,
             deadline=now + (settings.deadline if deadline is None else deadline),
             replay_ttl=settings.replay_ttl if replay_ttl is None else replay_ttl,
-            topic=self._topic,
+            **self._to,
         )
         stream: Stream[Response] = Stream(
             job, self, limit=settings.stream_buffer, silence=settings.silence, now=time.monotonic()
@@ -195,7 +200,7 @@ class Headrace:
     ) -> None:
         """Asks for a request of this client name to be stopped, wherever it is. Raises BadRequest, Unavailable."""
         fields = {"client": self._settings.client, "request_id": request_id, "reason": reason[:200], "model": model}
-        await self._publish(CONTROL_QUEUE, envelope_of(Cancel, {"type": "cancel", **fields, "topic": self._topic}))
+        await self._publish(CONTROL_QUEUE, envelope_of(Cancel, {"type": "cancel", **fields, **self._to}))
 
     async def result(self, request_id: str) -> Terminal | None:
         """The outcome of a request of this client name, while it is kept. Raises Unavailable."""
@@ -234,7 +239,8 @@ class Headrace:
                 task.cancel()
 
     async def _listen(self, listening: asyncio.Event) -> None:
-        async with self._broker.topics.subscribe(f"{self._settings.client}.*.{self._topic}") as messages:
+        topics, pattern = self._broker.via(self._settings.via), f"{self._settings.client}.*.{self._to['topic']}"
+        async with topics.subscribe(pattern, limit=UNREAD) as messages:
             listening.set()
             async for message in messages:
                 self._inbox.hear(message.body, time.monotonic())
@@ -259,7 +265,8 @@ class Headrace:
                     request_id=job.request_id,
                     model=job.model,
                     seq=stream.next_seq,
-                    topic=self._topic,
+                    topic=job.topic,
+                    via=job.via,
                 )
                 await self._publish(CONTROL_QUEUE, again)
             case Need.RESULT:

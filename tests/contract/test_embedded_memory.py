@@ -4,7 +4,7 @@ import tracemalloc
 
 from headrace.broker.contract.stores import a_run, a_worker, append, batch, claim, taken
 from headrace.broker.entries import Position
-from headrace.broker.ports import ClaimAnswer
+from headrace.broker.ports import Checkpoint, ClaimAnswer
 from tests.contract.worlds import EmbeddedWorld
 
 REPLAY_TTL = 60.0
@@ -21,7 +21,7 @@ async def test_ten_thousand_finished_runs_leave_nothing_behind() -> None:
                 await claim(stores, run, "worker", lifetime=24 * 3600, replay_ttl=REPLAY_TTL, job=b"{}")
                 await claim(stores, run, "worker", "derender", lifetime=24 * 3600, replay_ttl=REPLAY_TTL)
                 await append(stores, batch(run, Position(1, 0), 1, 3, ends=True))
-                await stores.runs.save(run, 1, b"state")
+                await stores.runs.save([Checkpoint(run, 1, b"state")])
                 await stores.runs.outcome(run, b"done", REPLAY_TTL)
                 await stores.elapse(1 / PER_SECOND)
 

@@ -403,11 +403,6 @@ def test_what_is_not_served_is_refused_by_name(engine: Engine, path: str) -> Non
 
 OUT_OF_BOUNDS: list[tuple[dict[str, Any], str, str]] = [
     (
-        {"fields": {"output_mode": "text"}},
-        "output_mode",
-        "output_mode must be 'tokens' for the {engine} engine.",
-    ),
-    (
         {"prompt": [5, 6, VOCABULARY]},
         "token_ids.2",
         "token_ids.2: 128 is outside the vocabulary of 128.",

@@ -142,6 +142,20 @@ async def test_many_publishes_in_flight_all_survive_a_cut(vhost: servers.RabbitM
     assert set(seen) == {message(n).body for n in range(300)}
 
 
+async def test_a_flush_ends_once_the_broker_has_answered_or_the_channel_is_lost(vhost: servers.RabbitMQ) -> None:
+    client = a_client()
+    async with behind_a_proxy(vhost, IMPATIENT) as (rabbit, proxy):
+        await rabbit.topics.publish([event(f"{client}.chunk", durable=False)])
+        await rabbit.topics.flush()
+        proxy.mood = Mood.FORGETFUL
+        await rabbit.topics.publish([event(f"{client}.chunk", durable=False)])
+        with pytest.raises(BrokerUnavailable, match="flush the client topics"):
+            await rabbit.topics.flush()
+        flushing = asyncio.create_task(rabbit.topics.flush())
+        proxy.cut()
+        await flushing
+
+
 async def test_a_late_ack_is_counted_and_the_message_comes_back_once(vhost: servers.RabbitMQ) -> None:
     queue = a_queue()
     async with behind_a_proxy(vhost) as (rabbit, proxy):

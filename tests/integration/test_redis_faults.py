@@ -12,7 +12,7 @@ import redis.asyncio
 
 from headrace.broker.contract.stores import a_run, a_worker, answers, append, batch, claim, places, taken, whole
 from headrace.broker.entries import Position
-from headrace.broker.ports import Append, BrokerError, BrokerUnavailable, ClaimAnswer, ClaimRequest, Release
+from headrace.broker.ports import Append, BrokerError, BrokerUnavailable, Checkpoint, ClaimAnswer, ClaimRequest, Release
 from headrace.broker.redis import connect_redis
 from headrace.broker.redis.keys import Keys
 from headrace.broker.redis.log import READERS
@@ -258,7 +258,7 @@ async def test_a_server_that_forgot_everything_is_told_from_one_that_has_it(priv
         assert await append(stores, batch(run, Position(1, 1), 2)) is Append.LOST
         assert await stores.log.exists([run]) == [False]
         assert await stores.log.read({run: Position(1, 1)}, wait=0.05) == {}
-        assert not await stores.runs.save(run, 1, b"state")
+        assert await stores.runs.save([Checkpoint(run, 1, b"state")]) == [False]
         assert (await claim(stores, run, a_worker())).answer is ClaimAnswer.NEW
         assert await append(stores, batch(run, Position(1, 1), 2)) is Append.LOST
 
@@ -366,7 +366,7 @@ async def test_every_key_of_a_run_has_a_time_to_live_and_none_is_left_over(redis
             await claim(stores, run, worker, "derender", lifetime=0.6, replay_ttl=0.1, heartbeat=0.2)
             await append(stores, batch(run, START, 1, 3, ends=n % 2 == 0))
             await stores.runs.beat(worker, [run], 0.2)
-            await stores.runs.save(run, 1, b"state")
+            await stores.runs.save([Checkpoint(run, 1, b"state")])
             if n % 3 == 0:
                 await stores.runs.outcome(run, b"done", 0.2)
             await stores.runs.cancel(a_run(), "not wanted", 0.2)

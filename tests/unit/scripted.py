@@ -18,6 +18,7 @@ from headrace.broker.ports import (
     Batch,
     Broker,
     BrokerError,
+    Checkpoint,
     Claim,
     ClaimRequest,
     Delivery,
@@ -108,6 +109,9 @@ class Topics:
     async def publish(self, messages: Sequence[TopicMessage]) -> None:
         not_asked_for()
 
+    async def flush(self) -> None:
+        not_asked_for()
+
 
 class Runs:
     """Outcomes by run; ``away`` is raised by the next look-ups, in order."""
@@ -141,7 +145,7 @@ class Runs:
     async def job(self, run: str) -> bytes | None:
         not_asked_for()
 
-    async def save(self, run: str, epoch: int, state: bytes) -> bool:
+    async def save(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
         not_asked_for()
 
     async def load(self, run: str) -> bytes | None:
@@ -169,9 +173,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self.queues = Queues()
-        self.topics = Topics()
+        self.topics, self.streams = Topics(), Topics()
         self.runs = Runs()
-        self.broker = Broker(self.queues, self.topics, Log(), self.runs)
+        self.broker = Broker(self.queues, self.topics, Log(), self.runs, self.streams)
 
     async def job(self) -> Job:
         """The next thing sent, which must be a job."""
@@ -186,7 +190,7 @@ class Scripted:
         if pack:
             bodies = [jobs.encode(Pack(events=[Raw(body) for body in bodies]))]
         for body in bodies:
-            self.topics.tell(key, body)
+            (self.streams if job.via == "redis" else self.topics).tell(key, body)
 
     def keep(self, event: Terminal) -> None:
         """Makes the event the stored outcome of its run, without telling it."""

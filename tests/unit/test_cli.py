@@ -255,6 +255,30 @@ def test_a_model_that_cannot_be_served_is_refused_in_one_sentence(tmp_path: Path
     assert told.stderr == f"Error: model {tmp_path.name!r} has no tokenizer.json in its folder\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--tool-parser", "nope"), "tool_parser 'nope' does not exist; known are auto, "),
+        (("--reasoning-parser", "nope"), "reasoning_parser 'nope' does not exist; known are auto, "),
+        (("--formats", "{folder}/formats.toml"), "{folder}/formats.toml: [[tool]] 1: starts is missing\n"),
+    ],
+)
+def test_a_format_that_cannot_be_had_is_one_sentence(tmp_path: Path, options: tuple[str, str], error: str) -> None:
+    (tmp_path / "formats.toml").write_text('[[tool]]\nname = "mine"')
+    told = headrace("submit", "--say", "hello", "--engine", "null", *(word.format(folder=tmp_path) for word in options))
+    assert told.exit_code == 1
+    assert told.stderr.startswith("Error: " + error.format(folder=tmp_path))
+    assert told.stderr.count("\n") == 1
+
+
+def test_a_model_is_served_in_the_formats_that_a_file_or_its_template_names(tmp_path: Path) -> None:
+    (tmp_path / "formats.toml").write_text('[[reasoning]]\nname = "mine"\nstarts = ["<a>"]\nends = ["</a>"]')
+    formats = ("--formats", tmp_path / "formats.toml", "--reasoning-parser", "mine", "--tool-parser", "auto")
+    told = headrace("submit", "--say", "hello", "--engine", "null", *formats, "--json")
+    assert told.exit_code == 0, told.stderr
+    assert json.loads(told.stdout.splitlines()[-1])["choices"][0]["message"]["reasoning"]
+
+
 def test_without_torch_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("loop", "transformers"):
         monkeypatch.delitem(sys.modules, f"headrace.workers.generate.engines.{module}", raising=False)

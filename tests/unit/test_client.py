@@ -509,3 +509,29 @@ async def test_when_the_client_breaks_the_map_stops_instead_of_failing_each_requ
         servers.topics.end()
         with pytest.raises(Broken):
             await first
+
+
+@pytest.mark.parametrize("setting", [True, False])
+async def test_a_client_is_told_by_the_way_that_it_chose(setting: bool) -> None:
+    servers = Scripted()
+    settings = Settings(via="redis") if setting else Settings()
+    async with (
+        asyncio.timeout(BOUND),
+        Headrace.connect(settings, broker=servers.broker, via=None if setting else "redis") as hr,
+    ):
+        assert (servers.topics.pattern, bool(servers.streams.pattern)) == ("", True)
+        stream = await hr.chat(messages=HELLO)
+        job = await servers.job()
+        assert job.via == "redis"
+        reading = asyncio.create_task(anext(stream))
+        servers.tell(job, chunk(job, 1))
+        _, replay = await servers.queues.sent()
+        assert isinstance(replay, Replay)
+        assert (replay.via, replay.topic, replay.seq) == ("redis", job.topic, 0)
+        servers.tell(job, chunk(job, 0), final(job, chunks=2))
+        assert (await reading).seq == 0
+        await stream.outcome()
+        await stream.cancel()
+        _, cancel = await servers.queues.sent()
+        assert isinstance(cancel, Cancel)
+        assert (cancel.via, cancel.topic) == ("redis", job.topic)

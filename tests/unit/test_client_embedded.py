@@ -17,7 +17,7 @@ from headrace.broker.ports import Broker, ClientTopics, TopicMessage
 from headrace.client.connect import ROLES, role
 from headrace.client.door import Request
 from headrace.protocol import errors
-from headrace.protocol.jobs import FinalEvent
+from headrace.protocol.jobs import FinalEvent, Via
 from headrace.settings import Settings
 from headrace.workers.models import ModelSpec
 from headrace.workers.runtime import serve
@@ -138,6 +138,9 @@ class Lossy:
     async def publish(self, messages: Sequence[TopicMessage]) -> None:
         await self._topics.publish(messages)
 
+    async def flush(self) -> None:
+        await self._topics.flush()
+
     @asynccontextmanager
     async def subscribe(
         self, pattern: str, *, name: str | None = None, limit: int = 100_000
@@ -153,21 +156,22 @@ class Lossy:
                 yield message
 
 
+@pytest.mark.parametrize("via", ["amqp", "redis"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_missing_though_half_of_all_events_are_lost(
-    spec: ModelSpec, seed: int, monkeypatch: pytest.MonkeyPatch
+    spec: ModelSpec, seed: int, via: Via, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(headrace.client.headrace, "TICK_S", 0.005)
     monkeypatch.setattr(headrace.client.stream, "PATIENCE_S", 0.02)
     home = Embedded()
     lossy = Lossy(home.broker.topics, Random(seed))
-    broker = Broker(home.broker.queues, lossy, home.broker.log, home.broker.runs)
+    broker = Broker(home.broker.queues, lossy, home.broker.log, home.broker.runs, lossy)
     stop = asyncio.Event()
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
         workers = [role(name, home.broker, spec, heartbeat=6.0) for name in ROLES]
         group.create_task(serve(workers, stop=stop, grace=0.0))
         await declared(home.broker)
-        async with Headrace.connect(Settings(silence=0.05), broker=broker) as hr:
+        async with Headrace.connect(Settings(silence=0.05), broker=broker, via=via) as hr:
             for _ in range(4):
                 stream = await hr.chat(messages=HELLO, max_tokens=60, ignore_eos=True)
                 chunks = [chunk async for chunk in stream]

@@ -32,7 +32,7 @@ ENVELOPES = [
     GenerateJob(**WHO, request=Raw(b'{"token_ids":[1],"sampling_params":{}}'), source=BODY),
     DerenderJob(**WHO, delivery="final", submitted_at=1.5, deadline=2.5, replay_ttl=60, topic="t"),
     Cancel(client="c", request_id="r", reason="enough"),
-    Replay(**WHO, seq=4, topic="t"),
+    Replay(**WHO, seq=4, topic="t", via="redis"),
 ]
 EVENTS = [
     ChunkEvent(client="c", request_id="r", seq=0, chunk=BODY),
@@ -176,9 +176,9 @@ def test_unknown_fields_do_no_harm() -> None:
 
 
 def test_a_broken_envelope_still_says_whose_it_is() -> None:
-    sender = jobs.sender(b'{"type":"render","client":"c","request_id":"r","topic":"t","body":{}}')
+    sender = jobs.sender(b'{"type":"render","client":"c","request_id":"r","topic":"t","via":"redis","body":{}}')
     assert sender is not None
-    assert (sender.client, sender.request_id, sender.topic) == ("c", "r", "t")
+    assert (sender.client, sender.request_id, sender.topic, sender.via) == ("c", "r", "t", "redis")
     assert jobs.sender(b'{"client":"a.b","request_id":"r"}') is None
 
 
@@ -188,6 +188,16 @@ def test_a_topic_that_cannot_be_one_does_not_hide_whose_an_envelope_is(topic: ob
     assert sender is not None
     assert (sender.client, sender.request_id, sender.topic) == (WHO["client"], WHO["request_id"], None)
     assert sender.controls
+
+
+@pytest.mark.parametrize("via", ["", "mqtt", "REDIS", 5, None, ["redis"]])
+def test_a_way_that_there_is_not_is_refused_and_its_sender_told_by_the_usual_one(via: object) -> None:
+    body = json.dumps({"type": "cancel", **WHO, "via": via}).encode()
+    with pytest.raises(EnvelopeError, match=r"^via: "):
+        jobs.decode(body)
+    sender = jobs.sender(body)
+    assert sender is not None
+    assert sender.via == "amqp"
 
 
 @pytest.mark.parametrize(

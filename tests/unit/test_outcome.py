@@ -17,8 +17,8 @@ REQUEST = GenerateJob(client=CLIENT, request_id="r", model="demo", request=raw({
 async def test_the_outcome_that_was_first_is_told_by_whoever_comes_later() -> None:
     home = Embedded()
     async with listening(home.broker) as client:
-        await conclude(home.broker, answered(REQUEST, b'{"first":1}', chunks=3), topic=None)
-        await conclude(home.broker, failed(REQUEST, Cancelled("too late")), topic=None)
+        await conclude(home.broker, answered(REQUEST, b'{"first":1}', chunks=3), to=REQUEST)
+        await conclude(home.broker, failed(REQUEST, Cancelled("too late")), to=REQUEST)
         await client.until(lambda: len(client.outcomes("r")) == 2)
         first, again = client.outcomes("r")
         assert isinstance(first, FinalEvent)
@@ -32,7 +32,7 @@ async def test_an_error_is_told_as_it_is_stored() -> None:
     home = Embedded()
     async with listening(home.broker) as client, asyncio.timeout(10):
         late = failed(REQUEST, DeadlineExceeded("deadline: it passed"), chunks=2)
-        await conclude(home.broker, late, topic=None)
+        await conclude(home.broker, late, to=REQUEST)
         told = await client.outcome("r")
         assert isinstance(told, ErrorEvent)
         assert jobs.encode(told) == jobs.encode(late) == await home.broker.runs.result(REQUEST.run)

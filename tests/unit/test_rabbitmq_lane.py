@@ -38,6 +38,27 @@ def a_lane(connection: Connection) -> Lane:
     return lane
 
 
+@pytest.mark.parametrize("ending", ["answered", "gone"])
+async def test_a_flush_waits_for_what_was_sent_before_it_and_for_no_more(connection: Connection, ending: str) -> None:
+    lane = a_lane(connection)
+    for message in (JOB, CHUNK, CHUNK):
+        lane.send(message)
+    flushing = asyncio.create_task(lane.answered())
+    await asyncio.sleep(0)
+    lane.send(CHUNK)
+    await lane._on_confirm_frame(spec.Basic.Ack(3))
+    await lane._on_confirm_frame(spec.Basic.Ack(1))
+    await asyncio.wait((flushing,), timeout=0.02)
+    assert not flushing.done()
+    if ending == "answered":
+        await lane._on_confirm_frame(spec.Basic.Ack(2))
+    else:
+        await lane.close()
+    async with asyncio.timeout(10):
+        await flushing
+        await a_lane(connection).answered()
+
+
 async def returned(lane: Lane, tag: int) -> None:
     """What the broker sends when no queue takes a message."""
     lane.frames.put_nowait((0, spec.Basic.Return(312, "NO_ROUTE", "", "render.m")))

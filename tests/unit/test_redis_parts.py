@@ -96,7 +96,7 @@ def test_an_unfit_server_is_refused_by_name(said: dict[str, str], wrong: str) ->
 @given(watched=st.integers(1, 5000), found=st.integers(0, 5000))
 def test_a_reader_pauses_only_after_finding_few_of_many(watched: int, found: int) -> None:
     pause = gather_s(watched, found)
-    assert 0 <= pause <= 0.01
+    assert 0 <= pause <= 0.02
     if found == 0 or found * 2 >= watched or watched < 100:
         assert pause == 0
     else:

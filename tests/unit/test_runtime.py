@@ -227,7 +227,7 @@ async def test_a_response_over_the_limit_is_kept_and_its_client_told(
     monkeypatch.setattr(home.broker.topics, "publish", limited)
     request = render_job("r1", {})
     async with listening(home.broker) as client:
-        await conclude(home.broker, answered(request, b'"%s"' % (b"x" * 2000), chunks=0), topic=None)
+        await conclude(home.broker, answered(request, b'"%s"' % (b"x" * 2000), chunks=0), to=request)
         event = await outcomes(client)
     assert event.code == "too_large"
     kept = await home.broker.runs.result(jobs.run_of(CLIENT, "r1"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Self, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -37,7 +38,7 @@ class TokensResponse(Struct, omit_defaults=True, tag_field="output_mode", tag="t
 class _Sum:
     """One choice so far."""
 
-    __slots__ = ("finish_reason", "index", "logprobs", "mask", "stop_reason", "token_ids", "versions")
+    __slots__ = ("experts", "finish_reason", "index", "logprobs", "mask", "stop_reason", "token_ids", "versions")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -45,6 +46,7 @@ class _Sum:
         self.logprobs: list[TokenLogprobEntry] | None = None
         self.mask: list[list[int]] | None = None
         self.versions: list[WeightVersion] | None = None
+        self.experts: str | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -57,6 +59,8 @@ class _Sum:
             self.mask = _longer(self.mask, choice.sampling_mask)
         if choice.weight_versions is not None:
             self.versions = _longer(self.versions, choice.weight_versions)
+        if choice.routed_experts is not None:
+            self.experts = choice.routed_experts  # of the whole output so far
         if choice.finish_reason is not None:
             self.finish_reason, self.stop_reason = choice.finish_reason, choice.stop_reason
 
@@ -65,6 +69,7 @@ class _Sum:
             index=self.index,
             token_ids=self.token_ids,
             logprobs=None if self.logprobs is None else TokenLogprobs(self.logprobs),
+            routed_experts=self.experts,
             sampling_mask=self.mask,
             weight_versions=self.versions,
             finish_reason=self.finish_reason,
@@ -83,15 +88,27 @@ def _longer(so_far: list[T] | None, more: list[T]) -> list[T]:
 class Gathered:
     """The sum of a run's token chunks."""
 
-    __slots__ = ("_metrics", "_placeholders", "_prompt", "_sums", "tokens")
+    __slots__ = ("_placeholders", "_prompt", "_sums", "metrics")
 
     def __init__(self) -> None:
-        self.tokens = 0
-        """How many output tokens there are, all choices together."""
         self._sums: dict[int, _Sum] = {}
         self._prompt: list[int] | None = None
         self._placeholders: dict[str, list[Placeholder]] | None = None
-        self._metrics: Metrics | None = None
+        self.metrics: Metrics | None = None
+        """What the engine measured, once it has said so."""
+
+    @property
+    def tokens(self) -> int:
+        """How many output tokens there are, all choices together."""
+        return sum(len(known.token_ids) for known in self._sums.values())
+
+    @classmethod
+    def of(cls, chunks: Iterable[TokenChunk]) -> Self:
+        """The sum of these."""
+        gathered = cls()
+        for chunk in chunks:
+            gathered.add(chunk)
+        return gathered
 
     def add(self, chunk: TokenChunk) -> None:
         """Adds the next chunk."""
@@ -100,11 +117,10 @@ class Gathered:
             if known is None:
                 known = self._sums[choice.index] = _Sum(choice.index)
             known.add(choice)
-            self.tokens += len(choice.token_ids or ())
         if chunk.prompt_token_ids is not None:
             self._prompt, self._placeholders = chunk.prompt_token_ids, chunk.mm_placeholders
         if chunk.metrics is not None:
-            self._metrics = chunk.metrics
+            self.metrics = chunk.metrics
 
     def choices(self) -> list[TokenChoice]:
         """The whole output of each choice, in order of index."""
@@ -120,7 +136,7 @@ class Gathered:
             usage=usage,
             prompt_token_ids=self._prompt,
             mm_placeholders=self._placeholders,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
 
 

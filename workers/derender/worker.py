@@ -1,51 +1,54 @@
 """The derender worker: follows the logs of many runs at once and tells each to its client.
 
-Every entry of a log becomes one chunk event under the entry's own number; what is told is a pure function of the
-log, so a worker that takes over tells the same chunks again under the same numbers. The outcome is written once.
+Every entry of a log becomes one chunk event under the entry's own number. What is told is a pure function of the log:
+a worker that takes over goes on from the last checkpoint, or tells the same chunks again under the same numbers. The
+outcome is written once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
 from typing import Final
 
 from headrace.broker.entries import Position
 from headrace.broker.ports import (
     Broker,
     BrokerError,
-    BrokerUnavailable,
     Claim,
     ClaimAnswer,
     ClaimRequest,
     Delivery,
-    MessageTooLarge,
     Release,
-    TopicMessage,
 )
 from headrace.logs import get_logger
 from headrace.protocol import jobs
-from headrace.protocol.errors import Exhausted, NotFound, StreamLost
+from headrace.protocol.errors import Exhausted, HeadraceError, StreamLost
 from headrace.protocol.jobs import DerenderJob, EnvelopeError, GenerateJob, ProgressEvent, Replay
+from headrace.workers.derender import checkpoint
+from headrace.workers.derender.checkpoint import Checkpoints
 from headrace.workers.derender.derenderer import Derenderer
-from headrace.workers.derender.outbox import Outbox, singly
-from headrace.workers.derender.telling import ChunkEvents, telling_of
+from headrace.workers.derender.outbox import Outbox
+from headrace.workers.derender.replay import source_of, tell_again
+from headrace.workers.derender.rounds import Rounds
+from headrace.workers.derender.sending import Messages, send
+from headrace.workers.derender.telling import telling_of
 from headrace.workers.derender.told import Told
 from headrace.workers.follow import Follower, read_all
 from headrace.workers.holding import Holding
 from headrace.workers.models import ModelSpec
-from headrace.workers.outcome import conclude, failed, tell, tell_only
+from headrace.workers.outcome import conclude, failed, tell
 from headrace.workers.runtime import BEATS_PER_LIFE, HEARTBEAT_S, counted, guarded, now, take, worker_name
 
 log = get_logger()
 
-PREFETCH: Final = 512
+PREFETCH: Final = 4096
+"""Runs that one worker tells at a time."""
 LOST_WAITS: Final = 3
 """Heartbeats that a lost final is waited for."""
 _LOST: Final = "x-headrace-lost"
-READ_WAIT_S: Final = 1.0
-READ_COUNT: Final = 32
-"""Entries of one run in one round: bounds how long a round keeps the event loop."""
+LAST_ROUND_S: Final = 2.0
+"""How long a worker that leaves waits for what it is just telling."""
 
 
 class DerenderWorker:
@@ -58,9 +61,10 @@ class DerenderWorker:
         self._heartbeat = heartbeat
         self._queue = jobs.queue_of("derender", spec.name)
         self._told: Holding[Told] = Holding(broker, "derender", self.name)
-        self._cursors: dict[str, Position] = {}
+        self._checkpoints = Checkpoints(broker)
+        pause = heartbeat / BEATS_PER_LIFE
+        self._rounds = Rounds(broker, self._told, self._checkpoints, self._settle, pause=pause)
         self._claiming: set[str] = set()
-        self._some = asyncio.Event()
         self._derenderer: Derenderer
         self._tasks: asyncio.TaskGroup
 
@@ -72,6 +76,7 @@ class DerenderWorker:
             spec.path,
             tool_parser=spec.tool_parser,
             reasoning_parser=spec.reasoning_parser,
+            formats=spec.formats,
             max_model_len=spec.model_len(),
         )
         await self._broker.queues.declare([self._queue])
@@ -80,16 +85,26 @@ class DerenderWorker:
         """Tells until ``stop``, then for ``grace`` seconds what is under way, and hands the rest over."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                reading = self._tasks.create_task(self._tell_on())
-                beating = self._tasks.create_task(self._beat_on())
-                progressing = self._tasks.create_task(self._progress_on())
+                reading = self._tasks.create_task(self._rounds.go_on())
+                chores = (self._beat_on(), self._progress_on(), self._checkpoints.write_on())
+                others = [self._tasks.create_task(chore) for chore in chores]
                 await take(self._broker, self._queue, PREFETCH, self._handle, stop)
                 await self._told.finished(grace)
-                reading.cancel()
-                beating.cancel()
-                progressing.cancel()
+                self._rounds.end()
+                await asyncio.wait((reading,), timeout=LAST_ROUND_S)
+                for task in (reading, *others):
+                    task.cancel()
         finally:
-            await self._told.hand_over()
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Lets go of all runs, with a checkpoint of each that was told as far as its telling has come."""
+        unsent, now = set(self._rounds.unsent), time.monotonic()
+        for told in self._told:
+            if told.resumable and told not in unsent:
+                self._checkpoints.take(told, now)
+        await self._checkpoints.write()
+        await self._told.hand_over()
 
     # ------------------------------------------------------------------------------------------ taking a job
 
@@ -104,7 +119,7 @@ class DerenderWorker:
             case DerenderJob():
                 await self._park(delivery)
             case Replay() as replay:
-                await self._replay(replay)
+                await tell_again(self._broker, self._derenderer, replay)
                 await self._broker.queues.ack(delivery)
             case other:
                 raise EnvelopeError(f"type: {type(other).__name__} is not for a derender queue")
@@ -132,28 +147,45 @@ class DerenderWorker:
                 await self._begin(job, delivery, claim)
             case ClaimAnswer.DONE:
                 assert claim.outcome is not None, "a run that is done has its outcome"
-                await tell(self._broker, claim.outcome, topic=job.topic)
+                await tell(self._broker, claim.outcome, to=job)
                 await self._broker.queues.ack(delivery)
             case ClaimAnswer.EXHAUSTED:
                 why = f"telling the request failed {claim.attempts} times and took down {claim.rescues} workers"
-                await conclude(self._broker, failed(job, Exhausted(why)), topic=job.topic, replay_ttl=job.replay_ttl)
+                await conclude(self._broker, failed(job, Exhausted(why)), to=job, replay_ttl=job.replay_ttl)
                 await self._broker.queues.bury(delivery, why)
             case ClaimAnswer.ALIVE | ClaimAnswer.ENDED | ClaimAnswer.CONFLICT:
                 await self._park(delivery)
 
     async def _begin(self, job: DerenderJob, delivery: Delivery, claim: Claim) -> None:
         stale = self._told.get(job.run)
-        if stale is not None:  # others had the run meanwhile, its log may be another: it is told from the start
+        if stale is not None:  # others had the run meanwhile: what this worker knows of it may not be so any more
             self._forget(stale)
             await self._broker.queues.ack(stale.delivery)
-        source = _source(claim.job)
+        source = source_of(claim.job)
         if source is None:
             await self._lost(job, delivery, chunks=0)
             return
-        self._told.add(Told(job, delivery, claim.epoch, telling_of(self._derenderer, source)))
-        self._cursors[job.run] = Position()
-        self._some.set()
-        self._broker.log.wake()
+        told = await self._resumed(job, delivery, claim, source)
+        if told is None:
+            told = Told(job, delivery, claim.epoch, telling_of(self._derenderer, source))
+        self._told.add(told)
+        self._rounds.follow(told)
+
+    async def _resumed(self, job: DerenderJob, delivery: Delivery, claim: Claim, source: GenerateJob) -> Told | None:
+        """The run as the last checkpoint of whoever told it before has it; None if there is none that is of use."""
+        if claim.epoch == 1 and claim.answer is ClaimAnswer.NEW:
+            return None
+        state = await self._broker.runs.load(job.run)
+        saved = None if state is None else checkpoint.read(state)
+        if saved is None:
+            return None
+        try:
+            telling = telling_of(self._derenderer, source, bytes(saved.telling))
+        except (ValueError, HeadraceError) as error:
+            log.warning("checkpoint.unusable", request_id=job.request_id, error=str(error))
+            return None
+        log.info("run.resumed", request_id=job.request_id, epoch=claim.epoch, chunks=saved.chunks)
+        return Told(job, delivery, claim.epoch, telling, saved.follower())
 
     async def _lost(self, job: DerenderJob, delivery: Delivery, *, chunks: int) -> None:
         """The stored output is gone. What was told cannot be told anew; of a final nothing was told, so it is given
@@ -163,66 +195,13 @@ class DerenderWorker:
             await self._broker.queues.retry(delivery, self._heartbeat, {_LOST: waited + 1})
             return
         lost = StreamLost("stored output was lost; send the request again")
-        await conclude(self._broker, failed(job, lost, chunks=chunks), topic=job.topic, replay_ttl=job.replay_ttl)
+        await conclude(self._broker, failed(job, lost, chunks=chunks), to=job, replay_ttl=job.replay_ttl)
         await self._broker.queues.ack(delivery)
 
     async def _park(self, delivery: Delivery) -> None:
         await self._broker.queues.retry(delivery, self._heartbeat / BEATS_PER_LIFE)
 
     # ------------------------------------------------------------------------------------------ telling
-
-    async def _tell_on(self) -> None:
-        outbox = Outbox()
-        while True:
-            await self._some.wait()
-            asked = dict(self._cursors)
-            try:
-                rounds = await self._broker.log.read(asked, wait=READ_WAIT_S, count=READ_COUNT)
-            except BrokerUnavailable as away:
-                log.warning("log.away", worker=self.name, error=str(away))
-                await asyncio.sleep(self._heartbeat / BEATS_PER_LIFE)
-                continue
-            over: list[Told] = []
-            for run, entries in rounds.items():
-                told = self._told.get(run)
-                if told is None or told.follower.position != asked[run]:
-                    continue  # begun anew since: the next round reads it from its start
-                told.take(entries, outbox)
-                self._cursors[run] = told.follower.position
-                if told.over:
-                    over.append(told)
-            await self._publish(outbox)
-            for told in over:
-                self._settle(told)
-
-    async def _publish(self, outbox: Outbox) -> None:
-        """Until the events are out: what is told later must not overtake them."""
-        messages = outbox.take()
-        while messages:
-            try:
-                await self._send(messages)
-                return
-            except MessageTooLarge as over:  # whoever misses the chunk asks for it, and is told why it does not come
-                log.error("event.too_large", worker=self.name, error=str(over))
-                return
-            except BrokerUnavailable as away:
-                log.warning("topics.away", worker=self.name, messages=len(messages), error=str(away))
-                await asyncio.sleep(self._heartbeat / BEATS_PER_LIFE)
-
-    async def _send(self, messages: Sequence[TopicMessage]) -> None:
-        """Publishes; where a pack is too large, event by event. Raises MessageTooLarge once all that can be out are."""
-        try:
-            await self._broker.topics.publish(messages)
-            return
-        except MessageTooLarge:
-            over: MessageTooLarge | None = None
-        for message in singly(messages):
-            try:
-                await self._broker.topics.publish([message])
-            except MessageTooLarge as error:
-                over = error
-        if over is not None:
-            raise over
 
     def _settle(self, told: Told, outcome: bytes | None = None) -> None:
         """Tells the outcome of a run that is over, written here if there is none, beside the reading of the others."""
@@ -235,6 +214,8 @@ class DerenderWorker:
 
     async def _conclude(self, told: Told) -> None:
         job = told.job
+        if told.partial and told.lost is None:
+            await self._recall(told)
         if isinstance(told.lost, StreamLost):
             await self._broker.runs.release(job.run, "derender", told.epoch, Release.HANDOVER)
             await self._lost(job, told.delivery, chunks=told.follower.chunks)
@@ -244,45 +225,31 @@ class DerenderWorker:
         except Exception:
             await self._broker.runs.release(job.run, "derender", told.epoch, Release.FAILED)
             raise
-        await conclude(self._broker, outcome, topic=job.topic, replay_ttl=job.replay_ttl)
+        await conclude(self._broker, outcome, to=job, replay_ttl=job.replay_ttl)
         await self._broker.queues.ack(told.delivery)
+
+    async def _recall(self, told: Told) -> None:
+        """Reads the beginning of the log, which a run that was resumed has not seen: the response is that of all."""
+        follower = Follower()
+        try:
+            whole = await read_all(self._broker.log, told.job.run, follower)
+        except StreamLost as lost:
+            told.lost = lost
+            return
+        if follower.chunks != told.follower.chunks:
+            told.lost = StreamLost(f"{follower.chunks} chunks of {told.follower.chunks} are left of the log")
+            return
+        told.recall(chunk for _, chunk in whole if chunk is not None)
 
     async def _pass_on(self, told: Told, outcome: bytes) -> None:
         """The run's outcome was written elsewhere: nothing more comes of its log."""
-        await tell(self._broker, outcome, topic=told.job.topic)
+        await tell(self._broker, outcome, to=told.job)
         await self._broker.queues.ack(told.delivery)
 
     def _forget(self, told: Told) -> None:
         if self._told.get(told.job.run) is told:
             self._told.drop(told)
-            del self._cursors[told.job.run]
-        if not self._told:
-            self._some.clear()
-
-    async def _replay(self, replay: Replay) -> None:
-        """Tells the chunks from ``seq`` on again, and the outcome if there is one."""
-        source = _source(await self._broker.runs.job(replay.run))
-        outcome = await self._broker.runs.result(replay.run)
-        if source is None and outcome is None:
-            gone = NotFound("request_id: nothing is kept of this request any more", param="request_id")
-            await tell_only(self._broker, replay, gone, topic=replay.topic)
-            return
-        if source is not None:
-            await self._replay_chunks(replay, source)
-        if outcome is not None:
-            await tell(self._broker, outcome, topic=replay.topic)
-
-    async def _replay_chunks(self, replay: Replay, source: GenerateJob) -> None:
-        telling, told, events = telling_of(self._derenderer, source), ChunkEvents(source), []
-        for entry, chunk in await read_all(self._broker.log, replay.run, Follower()):
-            if chunk is None:
-                continue
-            body = telling.chunk(chunk, entry.payload)
-            if body is not None and entry.seq >= replay.seq:
-                events.append(told.event(entry.seq, body))
-        outbox = Outbox()
-        outbox.add(source, "chunk", events, replay.topic)
-        await self._send(outbox.take())
+            self._rounds.leave(told.job.run)
 
     # ------------------------------------------------------------------------------------------ staying alive
 
@@ -292,8 +259,9 @@ class DerenderWorker:
         before: dict[str, Position] = {}
         while True:
             runs = self._told.runs()
-            silent = [run for run in runs if before.get(run) == self._cursors[run]]
-            before = dict(self._cursors)
+            at = {told.job.run: told.follower.position for told in self._told}
+            silent = [run for run in runs if before.get(run) == at[run]]
+            before = at
             outcomes: list[bytes | None] = [None] * len(silent)
             try:
                 await self._broker.runs.beat(self.name, runs, self._heartbeat)
@@ -318,22 +286,16 @@ class DerenderWorker:
         while True:
             await asyncio.sleep(self._heartbeat / BEATS_PER_LIFE)
             try:
-                await self._broker.topics.publish(self._progress())
+                await send(self._broker, self._progress())
             except BrokerError as away:
                 log.warning("topics.away", worker=self.name, error=str(away))
 
-    def _progress(self) -> list[TopicMessage]:
+    def _progress(self) -> Messages:
         """Signs of life of the runs whose clients hear of no chunks."""
         outbox = Outbox()
         for told in self._told:
             job = told.job
             if job.delivery == "final":
                 event = ProgressEvent(client=job.client, request_id=job.request_id, tokens=told.telling.tokens)
-                outbox.add(job, "progress", [jobs.encode(event)], job.topic)
+                outbox.add(job, "progress", [jobs.encode(event)], job)
         return outbox.take()
-
-
-def _source(body: bytes | None) -> GenerateJob | None:
-    """The job that the run was generated for, as its claim stored it."""
-    job = None if body is None else jobs.decode(body)
-    return job if isinstance(job, GenerateJob) else None

@@ -75,8 +75,6 @@ class Limits:
         self._check_counts(request.sampling_params)
 
     def _check_fields(self, request: GenerateRequest) -> None:
-        if request.output_mode != "tokens":
-            raise BadRequest(f"output_mode must be 'tokens' for the {self.engine} engine.", param="output_mode")
         for path, asks in self.unserved.items():
             if asks(attrgetter(path)(request)):
                 raise BadRequest(f"{path} is not served by the {self.engine} engine.", param=path)

@@ -176,11 +176,11 @@ class GenerateWorker:
                 await self._park(delivery)
             case ClaimAnswer.DONE:
                 assert claim.outcome is not None, "a run that is done has its outcome"
-                await tell(self._broker, claim.outcome, topic=job.topic)
+                await tell(self._broker, claim.outcome, to=job)
                 await queues.ack(delivery)
             case ClaimAnswer.CONFLICT:
                 taken = Conflict("request_id: it was used before with another body", param="request_id")
-                await tell_only(self._broker, job, taken, topic=job.topic)
+                await tell_only(self._broker, job, taken, to=job)
                 await queues.ack(delivery)
             case ClaimAnswer.CANCELLED:
                 await self._refuse(job, Cancelled(claim.reason or "cancelled"), delivery)
@@ -189,11 +189,11 @@ class GenerateWorker:
                 await self._refuse(job, late, delivery)
             case ClaimAnswer.EXHAUSTED:
                 why = f"the request failed {claim.attempts} times and took down {claim.rescues} workers"
-                await conclude(self._broker, failed(job, Exhausted(why)), topic=job.topic, replay_ttl=job.replay_ttl)
+                await conclude(self._broker, failed(job, Exhausted(why)), to=job, replay_ttl=job.replay_ttl)
                 await queues.bury(delivery, why)
 
     async def _refuse(self, job: GenerateJob, error: HeadraceError, delivery: Delivery) -> None:
-        await conclude(self._broker, failed(job, error), topic=job.topic, replay_ttl=job.replay_ttl)
+        await conclude(self._broker, failed(job, error), to=job, replay_ttl=job.replay_ttl)
         await self._broker.queues.ack(delivery)
 
     async def _park(self, delivery: Delivery) -> None:

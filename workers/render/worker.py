@@ -48,7 +48,7 @@ class RenderWorker:
         job = jobs.stamp(job, now())
         if job.deadline is not None and job.deadline <= now():
             late = DeadlineExceeded("deadline: it had passed before the request was rendered", param="deadline")
-            await conclude(self._broker, failed(job, late), topic=job.topic, replay_ttl=job.replay_ttl)
+            await conclude(self._broker, failed(job, late), to=job, replay_ttl=job.replay_ttl)
         else:
             rendered = await self._render(job)
             await self._broker.queues.publish(
