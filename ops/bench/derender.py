@@ -1,55 +1,38 @@
-"""CPU per chunk of derendering, and whether it stays flat as the output grows.
+"""CPU per chunk of derendering, and whether it stays flat as the output grows; memory of a loaded tokenizer.
 
-    python ops/bench/derender.py TOKENIZER [--tokens 128 512 2048 8192 32768]
+    python -m ops.bench.derender TOKENIZER [--tokens 128 512 2048 8192 32768]
+    python -m ops.bench.derender TOKENIZER ... --memory
 
 One-token chunks with a prompt of 397 ids. `live` is a worker's session: a step per chunk, its response as JSON.
 `stateless` is the derender endpoint: each chunk's whole request as JSON in (the state and the prompt with it), the
 response and the new state as JSON out. Microseconds of CPU time per chunk, the best of three runs; `last` is the
 mean of the last tenth; `state` is the size of the state that the last chunk leaves, in bytes of JSON.
+
+derender_reference.py measures the same paths of the reference implementation, where that is installed.
+
+Memory is measured in a process of its own for each tokenizer: what is resident before and after loading, the most
+that was resident while loading, and the CPU time of loading.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import cycle, islice
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer
 
 from headrace.protocol import ChatCompletionRequest, DerenderChatStreamRequest, wire
 from headrace.workers.derender import Derenderer, Session
+from ops.bench.derender_text import CHAT, PATHS, PROMPT_IDS, TEXT, output
 
-PROMPT_IDS = 397
 RUNS = 3
-TEXT = "The quick brown fox jumps over the lazy dog, 你好，世界！ then 🧑🏿‍🚀 rests (and x < 2). "  # fits a JSON string
-CALL = '<tool_call>\n{"name": "write_file", "arguments": {"path": "notes.md", "content": "'
-CHAT = {
-    "model": "bench",
-    "messages": [{"role": "user", "content": "Write the notes."}],
-    "tools": [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": "A tool",
-                "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-            },
-        }
-        for name in ("write_file", "read_file", "search", "ping")
-    ],
-    "stream": True,
-}
-# The paths of the comparison: what is configured, and what the model writes until the tokens are used up.
-PATHS = {
-    "plain": ((None, None), "", TEXT),
-    "qwen3+hermes, long content": (("hermes", "qwen3"), f"<think>\n{TEXT}\n</think>\n\n", TEXT),
-    "qwen3+hermes, long argument": (("hermes", "qwen3"), f"<think>\n{TEXT}\n</think>\n\n{CALL}", TEXT),
-}
 
 Step = Callable[[int], int]
 """Derender one token and give the size of what it leaves: the response's for `live`, the state's for `stateless`."""
@@ -107,30 +90,62 @@ def measure(make: Callable[[], Step], ids: list[int]) -> tuple[float, float, int
     return best
 
 
-def output(tokenizer: Tokenizer, start: str, text: str, count: int) -> list[int]:
-    def endless() -> Iterator[int]:
-        yield from tokenizer.encode(start, add_special_tokens=False).ids
-        yield from cycle(tokenizer.encode(text, add_special_tokens=False).ids)
+def memory(folder: Path) -> tuple[float, float, float, float]:
+    """Resident megabytes before and after loading, the most while loading, and its CPU time in milliseconds."""
+    before, start = resident(), time.process_time()
+    derenderer = Derenderer.load(folder)
+    spent, after = time.process_time() - start, resident()
+    assert derenderer.core
+    return before, after, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, spent * 1e3
 
-    return list(islice(endless(), count))
+
+def resident() -> float:
+    """Megabytes that are resident in this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def print_memory(folders: list[Path]) -> None:
+    print("| tokenizer | before MB | after MB | adds MB | most MB | load CPU ms |")
+    print("|---|---|---|---|---|---|")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
+        for folder, (before, after, most, spent) in zip(folders, fresh.map(memory, folders), strict=True):
+            added = after - before
+            print(f"| {folder.name} | {before:.1f} | {after:.1f} | {added:.1f} | {most:.1f} | {spent:.0f} |")
+
+
+def print_speed(folder: Path, counts: list[int]) -> None:
+    # Imported here: derendering itself often does without it, which the memory shows.
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    prompt = output(encode, "", TEXT, PROMPT_IDS)
+    print("| path | tokens | live µs | last | stateless µs | last | state bytes |")
+    print("|---|---|---|---|---|---|---|")
+    for name, ((tools, reasoning), start, text) in PATHS.items():
+        derenderer = Derenderer.load(folder, tool_parser=tools, reasoning_parser=reasoning)
+        for count in counts:
+            ids = output(encode, start, text, count)
+            each, last, _ = measure(partial(live, derenderer, prompt), ids)
+            through, through_last, state = measure(partial(stateless, derenderer, prompt), ids)
+            print(f"| {name} | {count} | {each:.1f} | {last:.1f} | {through:.0f} | {through_last:.0f} | {state} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokenizer", type=Path, help="folder of a tokenizer")
+    parser.add_argument("tokenizers", type=Path, nargs="+", metavar="TOKENIZER", help="folder of a tokenizer")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192])
+    parser.add_argument("--memory", action="store_true", help="measure the memory of the loaded tokenizers instead")
     options = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
-    prompt = output(tokenizer, "", TEXT, PROMPT_IDS)
-    print("| path | tokens | live µs | last | stateless µs | last | state bytes |")
-    print("|---|---|---|---|---|---|---|")
-    for name, ((tools, reasoning), start, text) in PATHS.items():
-        derenderer = Derenderer.load(options.tokenizer, tool_parser=tools, reasoning_parser=reasoning)
-        for count in options.tokens:
-            ids = output(tokenizer, start, text, count)
-            each, last, _ = measure(partial(live, derenderer, prompt), ids)
-            through, through_last, state = measure(partial(stateless, derenderer, prompt), ids)
-            print(f"| {name} | {count} | {each:.1f} | {last:.1f} | {through:.0f} | {through_last:.0f} | {state} |")
+    if options.memory:
+        print_memory(options.tokenizers)
+        return
+    for folder in options.tokenizers:
+        print_speed(folder, options.tokens)
 
 
 if __name__ == "__main__":

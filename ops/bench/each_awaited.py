@@ -42,24 +42,33 @@ REQUEST = {"messages": [{"role": "user", "content": "Write the notes."}], "strea
 PROMPT_IDS = 40
 
 
-async def filled(broker: Broker, prefix: str, streams: int, chunks: int, model: str) -> None:
-    """Writes whole logs of a chat that thinks and answers, one token in each chunk, as a generate worker does."""
+def tokens(count: int) -> tuple[list[int], list[int]]:
+    """Ids of a prompt, and so many of a chat that thinks and answers."""
     tokenizer = Tokenizer.from_file(str(ModelSpec.of("demo").path / "tokenizer.json"))
     prompt = tokenizer.encode(TEXT * 8, add_special_tokens=False).ids[:PROMPT_IDS]
     thought, text = (tokenizer.encode(said, add_special_tokens=False).ids for said in (THOUGHT, TEXT))
-    ids = list(islice([*thought, *islice(cycle(text), chunks)], chunks))
+    return prompt, list(islice([*thought, *islice(cycle(text), count)], count))
+
+
+def job_of(request_id: str, model: str, prompt: list[int]) -> GenerateJob:
+    return GenerateJob(
+        client=CLIENT,
+        request_id=request_id,
+        model=model,
+        submitted_at=1.0,
+        deadline=time.time() + 600,
+        request=Raw(msgspec.json.encode({"token_ids": prompt, "sampling_params": {}})),
+        endpoint=CHAT,
+        source=Raw(json.dumps(REQUEST).encode()),
+    )
+
+
+async def filled(broker: Broker, prefix: str, streams: int, chunks: int, model: str) -> None:
+    """Writes whole logs of such a chat, one token in each chunk, as a generate worker does."""
+    prompt, ids = tokens(chunks)
     for n in range(streams):
         request_id = f"{prefix}-{n}"
-        job = GenerateJob(
-            client=CLIENT,
-            request_id=request_id,
-            model=model,
-            submitted_at=1.0,
-            deadline=time.time() + 600,
-            request=Raw(msgspec.json.encode({"token_ids": prompt, "sampling_params": {}})),
-            endpoint=CHAT,
-            source=Raw(json.dumps(REQUEST).encode()),
-        )
+        job = job_of(request_id, model, prompt)
         claim = await broker.runs.claim(
             ClaimRequest(
                 run=job.run,

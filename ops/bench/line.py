@@ -6,10 +6,10 @@ The servers are those of HEADRACE_AMQP_URL (a virtual host of its own: queues ar
 private ones that the bench starts. Costs are CPU time of a process, the median of the rounds with least and most; the
 variants of a section take turns within each round. Only latency is wall time: run it on a quiet machine.
 
-derender: 256 runs whose logs are complete, told to one listener by one worker, beside a loop that does the same and
-awaits a confirmed aio-pika publish for each chunk. request: 64 requests in flight, from submit to final at the client,
-beside one such publish. latency: one request at a time, from submit to the first chunk (tokens) or the first text
-(chat). embedded: the whole line in one process.
+derender: runs whose logs are complete, told to one listener by one worker in three ways (ops.bench.telling), beside a
+loop that does the same and awaits a confirmed aio-pika publish for each chunk. request: 64 requests in flight, from
+submit to final at the client, beside one such publish. latency: one request at a time, from submit to the first chunk
+(tokens) or the first text (chat). embedded: the whole line in one process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,73 +28,33 @@ import aio_pika
 import structlog
 import uvloop
 
-from headrace.broker.ports import Broker, Message
 from headrace.broker.rabbitmq.topology import TOPIC_EXCHANGE
 from headrace.client import Headrace
 from headrace.client.connect import servers
-from headrace.protocol import jobs
-from headrace.protocol.jobs import ChunkEvent, Delivery, DerenderJob, FinalEvent
+from headrace.protocol.jobs import Delivery
 from headrace.settings import PREFIX, Settings
 from headrace.workers.models import ModelSpec
-from ops.bench.each_awaited import CHAT, CLIENT, filled
+from ops.bench.each_awaited import CLIENT
+from ops.bench.figures import Cost, Figures, add, show
+from ops.bench.telling import measured
 from tests.integration.fleet import Fleet
 from tests.servers import open_rabbitmq, open_redis
 
-STREAMS, CHUNKS = 256, 200
-EACH_AWAITED = 20
-"""Chunks of each stream that the loop tells: it is so much slower."""
 TOKENS, IN_FLIGHT = 16, 64
 WAIT_S = 120.0
-
-Figures = dict[str, list[float]]
-
-
-class Cost:
-    """CPU microseconds of processes within a block, by name. Threads that end within it are not counted."""
-
-    def __init__(self, **pids: int) -> None:
-        self._pids = pids
-        self.us: dict[str, float] = {}
-
-    def __enter__(self) -> Cost:
-        self._before = {name: cpu_us(pid) for name, pid in self._pids.items()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.us = {name: cpu_us(pid) - self._before[name] for name, pid in self._pids.items()}
-
-
-def cpu_us(pid: int) -> float:
-    """CPU time of a process so far, as the scheduler counts it (Linux)."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e3
-
-
-def add(figures: Figures, prefix: str, us: dict[str, float], count: int) -> None:
-    for name, spent in us.items():
-        figures.setdefault(f"{prefix}: {name}", []).append(spent / count)
-
-
-def show(title: str, unit: str, figures: Figures, yardstick: str | None = None) -> None:
-    """The table of a section; with a yardstick each figure also in terms of that one."""
-    print(f"\n## {title}\n\n| | {unit}, median [least - most] | of the yardstick |\n|---|---|---|")
-    base = statistics.median(figures[yardstick]) if yardstick else 0.0
-    for name, all_of_them in figures.items():
-        median = statistics.median(all_of_them)
-        ratio = "" if not base or not median else f"1/{base / median:.1f}" if median < base else f"{median / base:.2f}"
-        print(f"| {name} | {median:.2f} [{min(all_of_them):.2f} - {max(all_of_them):.2f}] | {ratio} |")
 
 
 # ----------------------------------------------------------------------------------------------- the sections
 
 
 class Line:
-    """The servers, the workers' processes and a client."""
+    """The servers, the workers' processes and a client. ``pids`` are those of the servers, where they are ours."""
 
-    def __init__(self, fleet: Fleet, settings: Settings, rounds: int) -> None:
+    def __init__(self, fleet: Fleet, settings: Settings, rounds: int, pids: dict[str, int]) -> None:
         self.fleet = fleet
         self.settings = settings
         self.rounds = rounds
+        self.pids = pids
 
     def workers(self, model: str, *roles: str) -> dict[str, int]:
         """A process for each role, ready; their ids by role."""
@@ -105,63 +64,9 @@ class Line:
 
     async def derender(self) -> None:
         model = "bench-derender"
-        worker = self.workers(model, "derender")["derender"]
-        figures: Figures = {}
+        pids = {"worker": self.workers(model, "derender")["derender"]} | self.pids
         async with servers(self.settings, name="bench") as broker:
-            for number in range(self.rounds + 1):  # the first one only warms up
-                loop, told = f"loop-{number}", f"told-{number}"
-                await filled(broker, loop, STREAMS, EACH_AWAITED, model)
-                spent = await self._each_awaited(broker, loop)
-                await filled(broker, told, STREAMS, CHUNKS, model)
-                with Cost(worker=worker, listener=os.getpid()) as cost:
-                    await self._told(broker, told, model)
-                if number:
-                    add(figures, "a chunk awaited", {"loop": spent}, STREAMS * EACH_AWAITED)
-                    add(figures, "a chunk told", cost.us, STREAMS * CHUNKS)
-        show(f"derender, {STREAMS} streams of {CHUNKS} chunks", "CPU us a chunk", figures, "a chunk awaited: loop")
-
-    async def _told(self, broker: Broker, prefix: str, model: str) -> None:
-        """Has the worker tell the runs; returns when all of it has been heard, in order and once."""
-        async with broker.topics.subscribe(f"{CLIENT}.*.{prefix}") as messages:
-            queue = jobs.queue_of("derender", model)
-            async with asyncio.TaskGroup() as group:
-                for n in range(STREAMS):
-                    job = DerenderJob(
-                        client=CLIENT,
-                        request_id=f"{prefix}-{n}",
-                        model=model,
-                        topic=prefix,
-                        endpoint=CHAT,
-                        submitted_at=1.0,
-                        deadline=time.time() + 600,
-                    )
-                    group.create_task(broker.queues.publish(queue, Message(jobs.encode(job), job.request_id)))
-            seqs = dict.fromkeys((f"{prefix}-{n}" for n in range(STREAMS)), 0)
-            finals = 0
-            async with asyncio.timeout(WAIT_S):
-                while finals < STREAMS:
-                    for event in jobs.decode_events((await anext(messages)).body):
-                        match event:
-                            case ChunkEvent(seq=seq, request_id=request_id):
-                                assert seq == seqs[request_id], f"{request_id}: {seq} is not {seqs[request_id]}"
-                                seqs[request_id] += 1
-                            case FinalEvent(chunks=chunks, request_id=request_id):
-                                assert chunks == CHUNKS, f"{request_id}: {chunks} chunks"
-                                finals += 1
-                            case other:
-                                raise AssertionError(other)
-            assert set(seqs.values()) == {CHUNKS}, "every chunk is told"
-
-    async def _each_awaited(self, broker: Broker, prefix: str) -> float:
-        """CPU microseconds of the loop that awaits each chunk; somebody listens here too."""
-        async with broker.topics.subscribe(f"{CLIENT}.*.{prefix}") as messages:
-            command = (sys.executable, "-m", "ops.bench.each_awaited", prefix, str(STREAMS))
-            process = await asyncio.create_subprocess_exec(*command, env=self.fleet.env, stdout=asyncio.subprocess.PIPE)
-            async with asyncio.timeout(WAIT_S):
-                for _ in range(STREAMS * EACH_AWAITED):
-                    await anext(messages)
-                said, _ = await process.communicate()
-        return float(said)
+            await measured(broker, model, self.fleet.env, pids, self.rounds)
 
     async def request(self) -> None:
         count, model = 1_000, "bench-request"
@@ -282,25 +187,27 @@ async def first_text(headrace: Headrace) -> float:
 
 
 @contextmanager
-def urls() -> Iterator[dict[str, str]]:
-    """The servers of the environment, else private ones."""
+def urls() -> Iterator[tuple[dict[str, str], dict[str, int]]]:
+    """The servers of the environment, else private ones; and the process ids of those that run here."""
     named = {name: os.environ[name] for name in (f"{PREFIX}AMQP_URL", f"{PREFIX}REDIS_URL") if name in os.environ}
     if len(named) == 2:
-        yield named
+        yield named, {}
         return
     with open_rabbitmq() as rabbitmq, open_redis() as redis:
-        yield {f"{PREFIX}AMQP_URL": rabbitmq.url, f"{PREFIX}REDIS_URL": redis.url}
+        pids = {"rabbitmq": rabbitmq.pid, "redis": redis.pid}
+        yield {f"{PREFIX}AMQP_URL": rabbitmq.url, f"{PREFIX}REDIS_URL": redis.url}, pids
 
 
 def main(sections: list[str], rounds: int) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))
-        os.environ |= stack.enter_context(urls()) | {f"{PREFIX}CLIENT": CLIENT, f"{PREFIX}LOG_LEVEL": "info"}
+        named, pids = stack.enter_context(urls())
+        os.environ |= named | {f"{PREFIX}CLIENT": CLIENT, f"{PREFIX}LOG_LEVEL": "info"}
         for section in sections:
             fleet = Fleet(dict(os.environ), folder)
             stack.callback(fleet.close)
-            line = Line(fleet, Settings.load(), rounds)
+            line = Line(fleet, Settings.load(), rounds, pids)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(getattr(line, section)())
             fleet.close()
