@@ -105,8 +105,9 @@ class Core:
 
     def check_length(self, progress: Progress, prompt: Sequence[int] | None, delta: Sequence[int]) -> None:
         """Refuse a chunk that no model of this length can have made; raises BadRequest."""
-        if self.max_model_len is not None:
-            self._check_length(prompt, progress.scan.tokens if progress.scan else 0, delta)
+        known, limit = progress.scan.tokens if progress.scan else 0, self.max_model_len
+        if limit is not None and len(prompt or ()) + known + len(delta) > limit:
+            self._check_length(prompt, known, delta)
 
     def _check_length(self, prompt: Sequence[int] | None, known: int, delta: Sequence[int]) -> None:
         limit, before = self.max_model_len, len(prompt or ())
@@ -236,10 +237,12 @@ class Core:
     def _resolved(
         self, progress: Progress, options: Options, choice: wire.TokenChoice, shown: list[bool] | None
     ) -> wire.ChatLogprobs | None:
+        if choice.logprobs is None:
+            progress.context += choice.token_ids or ()
+            del progress.context[:-CONTEXT]
+            return None
         before = progress.context
         progress.context = [*before, *(choice.token_ids or ())][-CONTEXT:]
-        if choice.logprobs is None:
-            return None
         resolved = self._logprobs.resolve(choice.logprobs, before, by_id=options.name_by_id)
         return resolved if resolved.content is None else wire.ChatLogprobs(content=_kept(resolved.content, shown))
 

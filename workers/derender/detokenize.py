@@ -95,22 +95,26 @@ class Bytewise:
         if not token_ids:
             return ""
         special = self._vocabulary.special if skip_special else ()
-        if len(token_ids) == 1 and len(window.tokens) == window.read and not window.before:  # as nearly always
-            spelling, whole = self._known.get(token_ids[0]) or self._look_up(token_ids[0])
-            if whole and token_ids[0] not in special:
+        known, look_up, parts = self._known, self._look_up, []
+        nothing_waits, last = len(window.tokens) == window.read and not window.before, ""
+        if nothing_waits and len(token_ids) == 1 and token_ids[0] not in special:
+            spelling, whole = known.get(token_ids[0]) or look_up(token_ids[0])
+            if whole:
                 window.tokens, window.prefix, window.read = [spelling], 0, 1
                 return whole
-        _drop_prefix(window)
-        parts = []
         for token_id in token_ids:
             if token_id in special:
                 continue
-            spelling, whole = self._known.get(token_id) or self._look_up(token_id)
-            if whole and len(window.tokens) == window.read and not window.before:
+            spelling, whole = known.get(token_id) or look_up(token_id)
+            if whole and nothing_waits:  # as nearly always; the window is set when it is needed
                 parts.append(whole)
-                window.tokens, window.read = [spelling], 1
-            elif text := self._advance(window, spelling):
+                last = spelling
+                continue
+            last = _set(window, last)
+            if text := self._advance(window, spelling):
                 parts.append(text)
+            nothing_waits = len(window.tokens) == window.read and not window.before
+        _set(window, last)
         return "".join(parts)
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -196,6 +200,15 @@ def _prompt_tail(
     tail = prompt[-PROMPT_TAIL:] if prompt else ()
     tokens = [vocabulary.token(i) or "" for i in tail if not (skip_special and i in vocabulary.special)]
     return tokens, max(len(tokens) - PROMPT_WINDOW, 0), len(tokens)
+
+
+def _set(window: Window, last: str) -> str:
+    """Make this token, given out whole, the window; without one, only drop what the window no longer needs."""
+    if last:
+        window.tokens, window.prefix, window.read = [last], 0, 1
+    else:
+        _drop_prefix(window)
+    return ""
 
 
 def _drop_prefix(window: Window) -> None:

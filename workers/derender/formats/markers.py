@@ -22,18 +22,15 @@ class Markers:
     def __init__(self, markers: Iterable[str]) -> None:
         self._markers = sorted(set(markers), key=len)
         starts = {start for marker in self._markers for start in _starts(marker)}
-        self._first = re.compile(f"[{''.join(sorted(re.escape(marker[0]) for marker in self._markers))}]")
+        self.first = re.compile(f"[{''.join(sorted(re.escape(marker[0]) for marker in self._markers))}]").search
+        """The first character with which any of them begins: where there is none, there is nothing to find."""
         self._whole = re.compile("|".join(map(re.escape, self._markers)))
         self._begun = re.compile(f"(?:{'|'.join(map(re.escape, starts))})\\Z") if starts else None
         self._longest = len(self._markers[-1])
 
-    def absent(self, text: str) -> bool:
-        """Whether no marker is in the text and none begins at its end. A false answer may be wrong, a true one not."""
-        return self._first.search(text) is None
-
     def find(self, text: str, start: int = 0) -> Hit | None:
         """The first marker from `start` on, or what may become one when more text comes."""
-        if self._first.search(text, start) is None:  # as nearly every text
+        if self.first(text, start) is None:  # as nearly every text
             return None
         if match := self._whole.search(text, start):
             return self._first_within(text, match.start(), match.end())
@@ -43,7 +40,7 @@ class Markers:
     def tail(self, text: str, start: int = 0) -> int:
         """Where the end of the text may be the start of a marker; its length where it cannot."""
         start = max(start, len(text) - self._longest + 1)
-        if self._begun is None or self._first.search(text, start) is None:
+        if self._begun is None or self.first(text, start) is None:
             return len(text)
         match = self._begun.search(text, start)
         return match.start() if match else len(text)

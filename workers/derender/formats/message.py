@@ -87,30 +87,23 @@ class MessageScanner:
 
     def feed(self, state: ScanState, text: str, found: Found, declared: Declared = NONE) -> None:
         """Read the next piece of the output."""
-        if self._passes(state, text, found):
-            return
+        # First of all what nearly all text is: nothing waits, and no marker begins in it.
+        if not state.held and state.section is None:
+            if state.phase == "content" and state.content == self._content.flows:
+                given = found.content
+            elif state.phase == "reasoning" and not self._trims:
+                given = found.reasoning
+            else:
+                given = None
+            if given is not None and ((markers := self._markers[state.phase]) is None or not markers.first(text)):
+                given.append(text)
+                return
         text, state.held, at = state.held + text, "", 0
         while at < len(text) and state.stopped is None:
             if state.section is None:
                 at = self._text(state, text, at, found)
             else:
                 at = self._section(state, state.section, text, at, found, declared)
-
-    def _passes(self, state: ScanState, text: str, found: Found) -> bool:
-        """Give text out as it is, where nothing waits and no marker begins: what nearly all text is."""
-        if state.held or state.section is not None:
-            return False
-        if state.phase == "content" and state.content == self._content.flows:
-            given = found.content
-        elif state.phase == "reasoning" and not self._trims:
-            given = found.reasoning
-        else:
-            return False
-        markers = self._markers[state.phase]
-        if markers and not markers.absent(text):
-            return False
-        given.append(text)
-        return True
 
     def finish(self, state: ScanState, found: Found, declared: Declared = NONE) -> None:
         """The output is over: give out what was held back, unless it belongs to a call that was cut."""
