@@ -273,3 +273,8 @@ def test_the_time_to_read_a_text_grows_with_its_length_and_no_faster(bulk: str) 
         read(scanner, [text], "reasoning")
 
     assert linear(work, 80_000)
+
+
+def test_nothing_is_said_behind_a_stop_string_whatever_phase_its_piece_ended_in() -> None:
+    scanner = MessageScanner(QWEN3, HERMES, stop=("word",))
+    assert read(scanner, ["textword<think>f"])[0] == read(scanner, ["textword<think>", "f"])[0] == Said("", "text", [])

@@ -88,7 +88,7 @@ class MessageScanner:
     def feed(self, state: ScanState, text: str, found: Found, declared: Declared = NONE) -> None:
         """Read the next piece of the output."""
         # First of all what nearly all text is: nothing waits, and no marker begins in it.
-        if not state.held and state.section is None:
+        if not state.held and state.section is None and state.stopped is None:
             if state.phase == "content" and state.content == self._content.flows:
                 given = found.content
             elif state.phase == "reasoning" and not self._trims:
