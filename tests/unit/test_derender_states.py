@@ -13,18 +13,10 @@ from tokenizers import Tokenizer
 
 from headrace.protocol import (
     BadRequest,
-    DerenderChatStreamRequest,
-    DerenderChatStreamResponse,
 )
 from headrace.workers.derender import Derenderer
 from tests.unit.derender_tokenizer import byte_level
-
-CHAT = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "hi"}],
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-}
-PROMPT = [1, 2, 3]
+from tests.unit.small_chat import CHAT, chat_step, tokens
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +37,6 @@ def plain(folder: Path, tokenizer: Tokenizer) -> Derenderer:
 @pytest.fixture(scope="module")
 def parsing(folder: Path, tokenizer: Tokenizer) -> Derenderer:
     return Derenderer.load(folder, tool_parser="hermes", reasoning_parser="qwen3", max_model_len=100)
-
-
-def tokens(*choices: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"request_id": "r", "choices": list(choices), **more}
-
-
-def chat_step(derenderer: Derenderer, chunk: dict[str, Any], **more: Any) -> DerenderChatStreamResponse:
-    body = {"stream": True, "generate_chunk": chunk, "chat_request": CHAT, "prompt_token_ids": PROMPT, **more}
-    return derenderer.chat_stream(DerenderChatStreamRequest.model_validate(body))
 
 
 @pytest.mark.parametrize(

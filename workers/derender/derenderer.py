@@ -73,7 +73,7 @@ class Derenderer:
         state_mode: StateMode = "compact",
         formats: str | Path | None = None,
     ) -> Derenderer:
-        """Load the tokenizer in this folder (or this tokenizer.json) and set the formats of the model.
+        """Load the tokenizer in this folder, or in this file of any kind, and set the formats of the model.
 
         A format is named, or "auto": the one that the model's chat template asks for. `formats`: a TOML file with
         more of them. `max_model_len` bounds prompt and output together, in tokens. Raises FileNotFoundError without a
