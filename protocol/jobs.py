@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from headrace.protocol.errors import StreamLost
+
 VERSION: Final = 1
 """Version of the envelopes that this code writes; it reads every version up to this one."""
 
@@ -44,9 +46,13 @@ ErrorCode = Literal[
     "expired",
     "interrupted",
     "stream_lost",
+    "queue_full",
     "exhausted",
     "internal",
 ]
+
+About = Literal["cancel", "replay"]
+"""What an error is about that is not the outcome of its request."""
 
 
 class Identity(Struct, kw_only=True, omit_defaults=True):
@@ -59,6 +65,11 @@ class Identity(Struct, kw_only=True, omit_defaults=True):
     def run(self) -> str:
         """Name of the run in the log and the run store."""
         return run_of(self.client, self.request_id)
+
+    @property
+    def event_id(self) -> str:
+        """Id of the run's one outcome."""
+        return self.run
 
 
 class Envelope(Identity, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -82,6 +93,15 @@ class Job(Envelope, kw_only=True, omit_defaults=True):
     replay_ttl: Annotated[float, Meta(ge=1, le=7 * 24 * 3600)] = DEFAULT_REPLAY_TTL_S
     topic: Name | None = None
     via: Via = "amqp"
+    redrive: Annotated[int, Meta(ge=0)] = 0
+    """How often an operator has sent the request on its way again: each time has an outcome of its own."""
+    counted: bool = False
+    """Whether it counts among what its client has under way, until its outcome."""
+
+    @property
+    def event_id(self) -> str:
+        """Id of the run's one outcome: another one each time that an operator sends the request on its way again."""
+        return _event_id(self.run, self.redrive)
 
     @property
     def created(self) -> int:
@@ -112,6 +132,15 @@ class DerenderJob(Job, tag="derender", kw_only=True, omit_defaults=True):
     """A run whose log is to be told to its client. What it needs besides stands in the run store (``job``)."""
 
     endpoint: Endpoint = "/inference/v1/generate"
+
+
+class Ref(Job, tag="ref", kw_only=True, omit_defaults=True):
+    """Stands on a queue for a job that is too large for it: its body is in the run store under ``name``."""
+
+    name: Name
+    bytes: Annotated[int, Meta(ge=0)]
+    digest: str = ""
+    """That of the job."""
 
 
 class Cancel(Envelope, tag="cancel", kw_only=True, omit_defaults=True):
@@ -156,6 +185,9 @@ class ErrorEvent(Envelope, tag="error", kw_only=True, omit_defaults=True):
 
     ``error`` is the body that the scale-out endpoints would send: {"message", "type", "param", "code"}; ``status`` the
     HTTP status that fits; ``retryable`` whether the same request may do better later, ``retry_after`` in seconds.
+
+    It is no outcome where ``event_id`` is not the run's: it tells only whoever sent a message that could not be served.
+    ``about`` says which, unless that was a request: another one under the same request_id.
     """
 
     event_id: str
@@ -166,6 +198,7 @@ class ErrorEvent(Envelope, tag="error", kw_only=True, omit_defaults=True):
     retry_after: float | None = None
     chunks: int = 0
     finished_at: float = 0.0
+    about: About | None = None
 
 
 class ProgressEvent(Envelope, tag="progress", kw_only=True, omit_defaults=True):
@@ -173,6 +206,18 @@ class ProgressEvent(Envelope, tag="progress", kw_only=True, omit_defaults=True):
 
     state: Literal["running"] = "running"
     tokens: int = 0
+
+
+class PartEvent(Envelope, tag="part", kw_only=True, omit_defaults=True):
+    """One of the ``parts`` pieces, numbered from 0, of an event that is too large for one message.
+
+    ``text`` of all pieces of the same ``of``, one behind the other, is the event's JSON.
+    """
+
+    of: Annotated[str, Meta(min_length=1, max_length=100)]
+    part: Annotated[int, Meta(ge=0)]
+    parts: Annotated[int, Meta(ge=1)]
+    text: str
 
 
 class Pack(Struct, tag_field="type", tag="pack", kw_only=True):
@@ -183,14 +228,23 @@ class Pack(Struct, tag_field="type", tag="pack", kw_only=True):
 
 
 class Sender(Identity):
-    """Who sent an envelope, and where it wants to hear of it.
+    """Who sent an envelope that cannot be served, and where it wants to hear of it.
 
-    ``controls``: it only speaks of a request, so what is wrong with it is not that request's outcome.
+    ``about``: it only speaks of a request, so what is wrong with it is not that request's outcome. ``digest`` is the
+    fingerprint of what it asks for, if it says that. ``replay_ttl`` is in seconds.
     """
 
+    about: About | None = None
+    digest: str = ""
     topic: Name | None = None
     via: Via = "amqp"
-    controls: bool = False
+    replay_ttl: float = DEFAULT_REPLAY_TTL_S
+    redrive: int = 0
+    counted: bool = False
+
+    @property
+    def event_id(self) -> str:
+        return _event_id(self.run, self.redrive)
 
 
 class _Letterhead(Identity):
@@ -201,23 +255,30 @@ class _Letterhead(Identity):
     via: object = None
 
 
+class _Versioned(Struct):
+    """The version of an envelope, whatever else it says."""
+
+    v: int = VERSION
+
+
 AnyJob = RenderJob | GenerateJob | DerenderJob
 Control = Cancel | Replay
-Event = ChunkEvent | FinalEvent | ErrorEvent | ProgressEvent
+Event = ChunkEvent | FinalEvent | ErrorEvent | ProgressEvent | PartEvent
 Terminal = FinalEvent | ErrorEvent
 
 _encoder = msgspec.json.Encoder()
-_envelopes = msgspec.json.Decoder(RenderJob | GenerateJob | DerenderJob | Cancel | Replay)
+_envelopes = msgspec.json.Decoder(RenderJob | GenerateJob | DerenderJob | Ref | Cancel | Replay)
 _terminals = msgspec.json.Decoder(Terminal)
-_told = msgspec.json.Decoder(ChunkEvent | FinalEvent | ErrorEvent | ProgressEvent | Pack)
+_told = msgspec.json.Decoder(ChunkEvent | FinalEvent | ErrorEvent | ProgressEvent | PartEvent | Pack)
 _events = msgspec.json.Decoder(Event)
 _letterheads = msgspec.json.Decoder(_Letterhead)
+_versions = msgspec.json.Decoder(_Versioned)
 
-J = TypeVar("J", RenderJob, GenerateJob, DerenderJob)
+J = TypeVar("J", bound=Job)
 
 
 class EnvelopeError(ValueError):
-    """The envelope cannot be read: its sentence names the field. ``newer`` when only its version is too new."""
+    """The envelope cannot be read: its sentence names the field. ``newer`` when its version is too new for us."""
 
     def __init__(self, message: str, *, newer: bool = False) -> None:
         super().__init__(message)
@@ -235,11 +296,52 @@ def pack(events: list[bytes]) -> bytes:
 
 
 def decode(body: bytes) -> AnyJob | Control:
-    """Reads a job or a control message. Raises EnvelopeError."""
-    envelope: AnyJob | Control = _read(_envelopes, body)
-    if envelope.v > VERSION:
-        raise EnvelopeError(f"v: envelope version {envelope.v} is newer than {VERSION}", newer=True)
+    """Reads a job or a control message.
+
+    Raises EnvelopeError; StreamLost for one that stands for a large job: whoever holds it has not found its body.
+    """
+    try:
+        envelope: AnyJob | Ref | Control = _read(_envelopes, body)
+    except EnvelopeError:  # a newer version may have types, and values, that this one does not know
+        _check_version(_version_of(body))
+        raise
+    _check_version(envelope.v)
+    if isinstance(envelope, Ref):
+        raise StreamLost(f"the request's {envelope.bytes} bytes are not stored any more; send the request again")
     return envelope
+
+
+def _check_version(version: int) -> None:
+    if version > VERSION:
+        raise EnvelopeError(f"v: envelope version {version} is newer than {VERSION}", newer=True) from None
+
+
+def _version_of(body: bytes) -> int:
+    try:
+        return _versions.decode(body).v
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return VERSION
+
+
+def body_name(body: bytes) -> str:
+    """Name under which a body too large for a queue is kept."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def is_ref(body: bytes) -> bool:
+    """Whether a message looks like what stands for a large job, as ``encode`` writes it."""
+    return body.startswith(b'{"type":"ref"')
+
+
+def ref_of(body: bytes) -> Ref | None:
+    """What stands for a large job, if the message is that."""
+    if not is_ref(body):
+        return None
+    try:
+        envelope = _envelopes.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return envelope if isinstance(envelope, Ref) else None
 
 
 def decode_terminal(body: bytes) -> Terminal:
@@ -295,8 +397,21 @@ def sender(body: bytes) -> Sender | None:
     except msgspec.ValidationError:
         topic = None
     via: Via = "redis" if said.via == "redis" else "amqp"
-    controls = said.type in ("cancel", "replay")
-    return Sender(client=said.client, request_id=said.request_id, topic=topic, via=via, controls=controls)
+    sent = Sender(client=said.client, request_id=said.request_id, topic=topic, via=via)
+    match said.type:
+        case "cancel" | "replay" as about:
+            return msgspec.structs.replace(sent, about=about)
+    try:
+        job = _envelopes.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.structs.replace(sent, digest=hashlib.blake2b(body, digest_size=16).hexdigest())
+    assert not isinstance(job, Cancel | Replay), "they were answered above"
+    rest = {"replay_ttl": job.replay_ttl, "redrive": job.redrive, "counted": job.counted}
+    return msgspec.structs.replace(sent, digest=job.digest if isinstance(job, Ref) else digest_of(job), **rest)
+
+
+def _event_id(run: str, redrive: int) -> str:
+    return run if redrive == 0 else f"{run}.{redrive}"
 
 
 @lru_cache(maxsize=1024)
@@ -311,18 +426,60 @@ def partition_of(run: str) -> int:
 
 
 def digest_of(job: AnyJob) -> str:
-    """Fingerprint of what a job asks for, to tell the same request sent twice from another under the same id."""
+    """Fingerprint of what the client asks for, to tell the same request sent twice from another under the same id.
+
+    The same for every role of the run: that of the request as the client sent it. Empty for a job that does not say it.
+    """
     match job:
-        case RenderJob(body=asked) | GenerateJob(request=asked):
+        case RenderJob(body=asked):
             content = bytes(asked)
+        case GenerateJob(request=request, source=source):
+            content = bytes(request if source is UNSET else source)
         case _:
-            content = b""
+            return ""
     return hashlib.blake2b(f"{job.endpoint}\0{job.model}\0".encode() + content, digest_size=16).hexdigest()
 
 
-def queue_of(role: Literal["render", "generate", "derender"], model: str) -> str:
-    """Queue of a role for a model."""
-    return f"{role}.{model}"
+Lane = Literal["high", "normal", "low"]
+LANES: Final[tuple[Lane, ...]] = ("high", "normal", "low")
+BANDS: Final = 4
+"""Queues for the backlog of clients that send more than their share: each client's goes to one of them."""
+
+
+def lane_of(priority: int) -> Lane:
+    """The lane of a request's priority (a lower one is served earlier, 0 is the default)."""
+    return "normal" if priority == 0 else "high" if priority < 0 else "low"
+
+
+def queue_of(role: Literal["render", "generate", "derender"], model: str, lane: Lane = "normal") -> str:
+    """Queue of a role for a model; that of the normal lane is the one that everybody may send to."""
+    return f"{role}.{model}" if lane == "normal" else f"{role}-{lane}.{model}"
+
+
+def backlog_of(role: Literal["generate"], model: str, client: str) -> str:
+    """Queue for what a client has sent beyond its share."""
+    return backlogs_of(role, model)[int(hashlib.blake2b(client.encode(), digest_size=4).hexdigest(), 16) % BANDS]
+
+
+def backlogs_of(role: Literal["generate"], model: str) -> list[str]:
+    """All queues of that kind."""
+    return [f"{role}-backlog{band}.{model}" for band in range(BANDS)]
+
+
+def replays_of(model: str) -> str:
+    """Queue for what clients want to be told again, apart from what is to be told the first time."""
+    return f"derender-replays.{model}"
+
+
+def queues_of(model: str) -> list[str]:
+    """Every queue of a model."""
+    return [
+        *(queue_of("render", model, lane) for lane in LANES),
+        *(queue_of("generate", model, lane) for lane in LANES),
+        *backlogs_of("generate", model),
+        queue_of("derender", model),
+        replays_of(model),
+    ]
 
 
 CONTROL_QUEUE: Final = "control"
