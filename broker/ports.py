@@ -8,11 +8,11 @@ may take.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from headrace.broker.entries import Entry, NewEntry, Position
 from headrace.protocol.jobs import Via
@@ -42,7 +42,11 @@ class Unroutable(BrokerError):
 
 
 class MessageTooLarge(BrokerError):
-    """The body is over the broker's limit; nothing was sent."""
+    """The body is over the broker's limit of ``limit`` bytes; nothing was sent."""
+
+    def __init__(self, message: str, limit: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class TopologyDrift(BrokerError):
@@ -54,11 +58,15 @@ class TopologyDrift(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A job on its way out: a JSON body; ``request_id`` becomes the correlation id."""
+    """A job on its way out: a JSON body; ``request_id`` becomes the correlation id.
+
+    At ``expires``, in Unix seconds, the broker itself gives up a message that still waits: it goes to the intake queue.
+    """
 
     body: bytes
     request_id: str = ""
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class Delivery:
     """A job that this process holds: nobody else has it until it is settled or the connection is lost.
 
     ``token`` is the transport's own (channel generation and tag); ``redelivered`` says that someone held it before.
+    ``user`` is who published it, where the broker vouches for that; ``gave_up`` is why the broker put it into the
+    intake queue: it had expired, or it had come back too often.
     """
 
     queue: str
@@ -74,6 +84,8 @@ class Delivery:
     headers: Mapping[str, HeaderValue]
     redelivered: bool
     token: object
+    user: str | None = None
+    gave_up: Literal["expired", "rejected", "delivery_limit", "maxlen"] | None = None
 
 
 class WorkQueue(Protocol):
@@ -100,8 +112,11 @@ class WorkQueue(Protocol):
     async def retry(self, delivery: Delivery, delay: float, headers: Mapping[str, HeaderValue] | None = None) -> None:
         """Gives it back to its queue after about ``delay`` seconds (the nearest rung), headers added; then acks."""
 
-    async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Files it under ``dead`` with the reason and where it came from; then acks."""
+    async def move(self, delivery: Delivery, queue: str, expires: float | None = None) -> None:
+        """Hands it to another queue, with the headers that it has; then acks. Raises Unroutable, QueueFull."""
+
+    async def bury(self, delivery: Delivery, reason: str, headers: Mapping[str, HeaderValue] | None = None) -> None:
+        """Files it under ``dead`` with the reason and where it came from, headers added; then acks."""
 
     async def depth(self, queue: str) -> int:
         """How many messages wait in the queue. Raises Unroutable."""
@@ -127,7 +142,7 @@ class ClientTopics(Protocol):
         """Sends them in order. Returns once the durable ones are confirmed; one that nobody hears is counted."""
 
     async def flush(self) -> None:
-        """Returns once the server has all that was published before, or has lost it with its connection."""
+        """Returns once the server has all that was published before. Raises BrokerUnavailable."""
 
     def subscribe(
         self, pattern: str, *, name: str | None = None, limit: int = 100_000
@@ -228,7 +243,9 @@ class ClaimAnswer(StrEnum):
     EXPIRED = "expired"
     """Its deadline has passed: write that outcome."""
     CONFLICT = "conflict"
-    """The same request_id came with another body."""
+    """The same request_id came with another body: the run's first digest stands, whichever role brought it."""
+    SUSPECT = "suspect"
+    """Its last holders died, and this worker is just trying another such run: park the delivery. No attempt is used."""
     EXHAUSTED = "exhausted"
     """Too many attempts or rescues: write that outcome and bury the delivery."""
 
@@ -237,8 +254,13 @@ class ClaimAnswer(StrEnum):
 class ClaimRequest:
     """A worker asks for a run. Times are Unix seconds, spans seconds; the store's own clock decides.
 
-    ``digest`` is the fingerprint of the job's content, ``job`` what a later role needs once (kept under the run),
-    ``redelivered`` whether the broker says that someone held the delivery before.
+    ``digest`` is the fingerprint of what the client asks for, the same for every role of the run; empty for a role
+    whose job does not say it. ``job`` is what a later role needs once (kept under the run), ``redelivered`` whether the
+    broker says that someone held the delivery before.
+
+    When a worker dies, nobody knows which of its runs took it down. Each counts one rescue, up to ``suspect_after``;
+    from then on a run is a suspect, is taken only under ``trial`` (the worker tries one suspect at a time), and only a
+    death during its own trial counts. So a run that takes workers down is found, and its neighbours are not blamed.
     """
 
     run: str
@@ -252,6 +274,13 @@ class ClaimRequest:
     job: bytes | None = None
     max_attempts: int = 5
     max_rescues: int = 3
+    suspect_after: int = 2
+    trial: bool = True
+
+    @property
+    def suspect_from(self) -> int:
+        """Rescues from which on the run is a suspect: early enough that its last one is its own trial's."""
+        return max(1, min(self.suspect_after, self.max_rescues))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +299,8 @@ class Claim:
     reason: str | None = None
     job: bytes | None = None
     """Role derender: what an earlier claim stored for later roles."""
+    trial: bool = False
+    """The run is taken as a suspect: no other one is to be taken until it is let go of or has ended."""
 
 
 class Release(StrEnum):
@@ -288,6 +319,26 @@ class Checkpoint:
     run: str
     epoch: int
     state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one client may have under way at a time; 0 is no limit. ``tokens`` counts prompts and what may come."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def refusal(self, client: str, requests: int, tokens: int, more: int) -> str | None:
+        """Why a request of ``more`` tokens may not join what the client has under way; None if it may."""
+        if 0 < self.requests <= requests:
+            return f"client {client!r} has {requests} requests under way, its limit is {self.requests}"
+        if 0 < self.tokens < tokens + more:
+            return f"client {client!r} has {tokens} tokens under way and asks for {more}, its limit is {self.tokens}"
+        return None
+
+
+MAX_REASON: Final = 200
+"""Characters of the reason for a cancellation that are kept."""
 
 
 class RunStore(Protocol):
@@ -309,13 +360,33 @@ class RunStore(Protocol):
         """
 
     async def cancel(self, run: str, reason: str, ttl: float) -> bool:
-        """Asks for a run to be cancelled. True: nobody alive holds it, so the caller writes the outcome."""
+        """Asks for a run to be cancelled. True: nobody alive holds it, so the caller writes the outcome.
+
+        The first reason stands, its first ``MAX_REASON`` characters.
+        """
 
     async def outcome(self, run: str, event: bytes, replay_ttl: float) -> bytes:
         """Writes the run's outcome; the first writer wins. Returns the outcome that stands."""
 
+    async def refuse(self, run: str, digest: str, event: bytes, replay_ttl: float) -> bytes | None:
+        """Writes the outcome of a request that cannot be served; the first writer wins. Returns the one that stands.
+
+        None, and nothing is written, where the run is that of another request (another digest) under the same id;
+        one without a digest is refused only where the run has none.
+        """
+
+    async def reopen(self, run: str, deadline: float, replay_ttl: float, *, fresh: bool) -> None:
+        """Takes back a run's outcome and cancellation, and clears its ledger, so that it can be claimed again.
+
+        ``fresh`` forgets its log and checkpoint too: it begins anew, under a later epoch than any before. Who held it
+        is fenced. A run that is not known stays so.
+        """
+
     async def result(self, run: str) -> bytes | None:
         """The outcome, if there is one."""
+
+    async def digest(self, run: str) -> str:
+        """Fingerprint of the request that the run is; empty while no claim or refusal has said it."""
 
     async def job(self, run: str) -> bytes | None:
         """What the claim stored for later roles."""
@@ -325,6 +396,37 @@ class RunStore(Protocol):
 
     async def load(self, run: str) -> bytes | None:
         """The state of the last checkpoint that was stored."""
+
+    async def put_body(self, run: str, name: str, body: bytes, ttl: float | None) -> None:
+        """Keeps a job's body that is too large for a queue, for ``ttl`` seconds; None is until it is dropped.
+
+        ``name`` tells the bodies of one run apart. Kept already, only its time is prolonged; never shortened.
+        """
+
+    async def get_body(self, run: str, name: str) -> bytes | None:
+        """The body, if it is still kept."""
+
+    async def drop_body(self, run: str, name: str) -> None:
+        """Forgets the body."""
+
+    async def enter(self, client: str, run: str, tokens: int, until: float, allowance: Allowance) -> str | None:
+        """Counts a run as under way for its client until ``leave``, at the latest until then (Unix seconds).
+
+        Entering again changes nothing. Returns None, or why it may not, with the bound; then it is not counted. More
+        tokens than the client may have at all are refused each time.
+        """
+
+    async def leave(self, client: str, run: str) -> None:
+        """The run is under way no more."""
+
+    async def report(self, model: str, worker: str, vitals: bytes, ttl: float) -> None:
+        """Says how a worker is doing, a JSON object; kept for ``ttl`` seconds."""
+
+    async def reports(self, model: str) -> dict[str, bytes]:
+        """What the workers of a model have last said, by worker."""
+
+    async def memory(self) -> float:
+        """Share of the memory that the store may use which it does use, 0 to 1 and a little above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +439,8 @@ class Broker:
     runs: RunStore
     streams: ClientTopics
     """The client topics on Redis."""
+    troubles: Callable[[], Sequence[str]] = tuple
+    """Says why it cannot be used at the moment, a sentence for each server; nothing if it can."""
 
     def via(self, way: Via) -> ClientTopics:
         """The client topics of this way."""

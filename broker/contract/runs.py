@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
+from headrace.broker.contract.shares import SharesContract
 from headrace.broker.contract.stores import (
-    StoresContract,
     a_run,
     a_worker,
     append,
@@ -18,11 +18,12 @@ from headrace.broker.contract.stores import (
     taken,
     whole,
 )
+from headrace.broker.contract.verdicts import VerdictsContract
 from headrace.broker.entries import Begin, Position
-from headrace.broker.ports import Append, Checkpoint, ClaimAnswer, Release
+from headrace.broker.ports import MAX_REASON, Append, Checkpoint, ClaimAnswer, Release
 
 
-class RunStoreContract(StoresContract):
+class RunStoreContract(VerdictsContract, SharesContract):
     """Who holds a run, whether it lives, what was asked of it, and its one outcome."""
 
     # ------------------------------------------------------------------------------------------------ one holder
@@ -60,11 +61,11 @@ class RunStoreContract(StoresContract):
         run, worker, other = a_run(), a_worker(), a_worker()
         async with self.connect() as stores:
             await taken(stores, run, worker, "generate")
-            assert (await claim(stores, run, other, "derender", digest="another")).answer is ClaimAnswer.NEW
+            assert (await claim(stores, run, other, "derender")).answer is ClaimAnswer.NEW
             assert (await claim(stores, run, other, "generate")).answer is ClaimAnswer.ALIVE
             await stores.runs.release(run, "derender", 1, Release.FAILED)
             assert (await claim(stores, run, worker, "generate")).attempts == 0
-            assert (await claim(stores, run, worker, "derender", digest="another")).epoch == 2
+            assert (await claim(stores, run, worker, "derender")).epoch == 2
 
     # ------------------------------------------------------------------------------------------------ life and death
 
@@ -178,16 +179,6 @@ class RunStoreContract(StoresContract):
 
     # ------------------------------------------------------------------------------------------------ refusals
 
-    async def test_another_body_under_the_same_id_is_a_conflict(self) -> None:
-        run, worker = a_run(), a_worker()
-        async with self.connect() as stores:
-            await taken(stores, run, worker)
-            for who in (worker, a_worker()):
-                assert (await claim(stores, run, who, digest="another")).answer is ClaimAnswer.CONFLICT
-            await stores.runs.release(run, "generate", 1, Release.HANDOVER)
-            assert (await claim(stores, run, worker, digest="another")).answer is ClaimAnswer.CONFLICT
-            assert (await claim(stores, run, worker)).answer is ClaimAnswer.NEW
-
     async def test_a_run_whose_deadline_has_passed_is_expired_also_for_its_holder(self) -> None:
         run, worker = a_run(), a_worker()
         async with self.connect() as stores:
@@ -203,13 +194,6 @@ class RunStoreContract(StoresContract):
             assert await stores.runs.job(run) is None
             assert await stores.log.exists([run]) == [False]
             assert (await claim(stores, run, a_worker())).answer is ClaimAnswer.NEW
-
-    async def test_the_deadline_of_another_body_does_not_end_the_run(self) -> None:
-        run, worker = a_run(), a_worker()
-        async with self.connect() as stores:
-            await taken(stores, run, worker)
-            late = await claim(stores, run, a_worker(), digest="another", lifetime=-1)
-            assert late.answer is ClaimAnswer.CONFLICT
 
     async def test_once_the_log_has_its_end_generate_is_told_so_and_derender_is_not(self) -> None:
         run, worker = a_run(), a_worker()
@@ -312,6 +296,13 @@ class RunStoreContract(StoresContract):
             await stores.runs.cancel(run, "second", 60.0)
             assert (await claim(stores, run, a_worker())).reason == "first"
 
+    async def test_of_a_long_reason_the_beginning_is_kept(self) -> None:
+        run, worker = a_run(), a_worker()
+        async with self.connect() as stores:
+            await stores.runs.cancel(run, "é" * 100_000, 60.0)
+            assert (await claim(stores, run, worker)).reason == "é" * MAX_REASON
+            assert await stores.runs.beat(worker, [run], 30.0) == {run: "é" * MAX_REASON}
+
     async def test_a_run_with_an_outcome_is_not_cancelled_any_more(self) -> None:
         run = a_run()
         async with self.connect() as stores:
@@ -348,13 +339,6 @@ class RunStoreContract(StoresContract):
             for role in ("render", "generate", "derender"):
                 done = await claim(stores, run, worker, role, lifetime=-1)
                 assert (done.answer, done.epoch, done.outcome) == (ClaimAnswer.DONE, 0, b'{"said":"\xc3\xa9\x00"}')
-
-    async def test_another_body_is_a_conflict_after_the_outcome_too(self) -> None:
-        run, worker = a_run(), a_worker()
-        async with self.connect() as stores:
-            await taken(stores, run, worker)
-            await stores.runs.outcome(run, b"{}", 60.0)
-            assert (await claim(stores, run, worker, digest="another")).answer is ClaimAnswer.CONFLICT
 
     # ------------------------------------------------------------------------------------------------ job and state
 

@@ -83,6 +83,8 @@ async def claim(
     job: bytes | None = None,
     max_attempts: int = 5,
     max_rescues: int = 3,
+    suspect_after: int = 2,
+    trial: bool = True,
 ) -> Claim:
     """Claims a run whose deadline is ``lifetime`` seconds from now."""
     return await stores.runs.claim(
@@ -98,6 +100,8 @@ async def claim(
             job=job,
             max_attempts=max_attempts,
             max_rescues=max_rescues,
+            suspect_after=suspect_after,
+            trial=trial,
         )
     )
 

@@ -48,13 +48,13 @@ class EmbeddedLog:
             await asyncio.sleep(0)
             return found
         watch = Watch(cursors, asyncio.get_running_loop().create_future())
-        self._shelf.watches.add(watch)
+        self._shelf.watches[watch] = None
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await watch.rung
         finally:
-            self._shelf.watches.discard(watch)
+            del self._shelf.watches[watch]
         return self._ready(cursors, count)
 
     def _ready(self, cursors: Mapping[str, Position], count: int) -> dict[str, list[Entry]]:

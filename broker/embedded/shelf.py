@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.broker.embedded.lapsing import Lapsing
 from headrace.broker.entries import Entry, Position
 from headrace.broker.ports import Role
 from headrace.protocol.jobs import partition_of
@@ -24,7 +25,6 @@ class Hold:
 
     owner: str = ""
     epoch: int = 0
-    digest: str = ""
     attempts: int = 0
     rescues: int = 0
 
@@ -35,6 +35,7 @@ class Run:
 
     expires_at: float
     deadline: float | None = None
+    digest: str = ""
     holds: dict[Role, Hold] = field(default_factory=dict)
     log: list[Entry] | None = None
     chunks: int = 0
@@ -78,11 +79,14 @@ class Shelf:
         self.clock = clock
         self._room = replay_bytes
         self._finished: dict[str, int] = {}
-        self.watches: set[Watch] = set()
+        self.watches: dict[Watch, None] = {}
         self._runs: dict[str, Run] = {}
         self._alive: dict[int, dict[str, float]] = {}
         self._due: dict[int, set[str]] = {}
         self._bins: list[int] = []
+        self.bodies: Lapsing[bytes] = Lapsing(clock)
+        self.under_way: Lapsing[int] = Lapsing(clock)
+        self.reports: Lapsing[bytes] = Lapsing(clock)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -121,6 +125,10 @@ class Shelf:
         self._room -= self._finished[run]
         while self._room < 0 and len(self._finished) > 1:
             self.forget(next(iter(self._finished)))
+
+    def resume(self, run: str) -> None:
+        """The run is not finished after all."""
+        self._room += self._finished.pop(run, 0)
 
     def forget(self, run: str) -> None:
         """Forgets all about the run."""

@@ -19,7 +19,7 @@ class Topics:
 
     def __init__(self) -> None:
         self._named: dict[str, Subscription] = {}
-        self._all: set[Subscription] = set()
+        self._all: dict[Subscription, None] = {}
         self._heard_by: dict[str, list[Subscription]] = {}
         self.unheard = 0
 
@@ -48,12 +48,12 @@ class Topics:
         if name is not None:
             self._named[name] = subscription
         subscription.patterns.add(tuple(pattern.split(".")))
-        self._all.add(subscription)
+        self._all[subscription] = None
         self._heard_by.clear()
         return subscription
 
     def drop(self, subscription: Subscription) -> None:
-        self._all.discard(subscription)
+        self._all.pop(subscription, None)
         self._heard_by.clear()
 
 

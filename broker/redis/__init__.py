@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.broker.redis.keys import Keys
@@ -20,7 +21,8 @@ MAX_BODY: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class RedisStores:
-    """What a process has of Redis: one socket for commands, up to four for reads that wait, one for a subscription."""
+    """What a process has of Redis: one socket for commands and one for large bodies, up to four for reads that wait,
+    one for a subscription."""
 
     log: RedisLog
     runs: RedisRuns
@@ -35,20 +37,30 @@ class RedisStores:
 
 @asynccontextmanager
 async def connect_redis(
-    url: str, *, prefix: str = "hr", reply_timeout: float = 2.0, patience: float = 5.0, max_body: int = MAX_BODY
+    url: str,
+    *,
+    prefix: str = "hr",
+    reply_timeout: float = 2.0,
+    patience: float = 5.0,
+    max_body: int = MAX_BODY,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[RedisStores]:
     """Connects, and looks whether the server is fit: raises BrokerUnavailable, or BrokerError saying what is wrong.
 
     Seconds: a reply may take ``reply_timeout``, a call goes on for ``patience`` over broken connections. ``max_body``
-    bounds the bytes of a message to a client.
+    bounds the bytes of a message to a client. ``tls`` is for rediss://, the system's authorities unless given.
     """
     address, keys = Address.parse(url), Keys(prefix)
+    if tls is not None and address.tls is not None:
+        address = replace(address, tls=tls)
     line = Line(address, reply_timeout=reply_timeout, patience=patience)
+    bodies = Line(address, reply_timeout=reply_timeout, patience=patience)
     log = RedisLog(address, line, keys, reply_timeout=reply_timeout, patience=patience)
     topics = RedisTopics(address, line, keys, reply_timeout=reply_timeout, patience=patience, max_body=max_body)
     try:
         await line.ready()
-        yield RedisStores(log, RedisRuns(line, keys), topics, line)
+        yield RedisStores(log, RedisRuns(line, bodies, keys), topics, line)
     finally:
         await log.close()
+        await bodies.close()
         await line.close()

@@ -177,7 +177,8 @@ class Line:
 
     def _give_up(self, until: float, fault: Exception) -> None:
         if asyncio.get_running_loop().time() >= until:
-            raise BrokerUnavailable(f"Redis at {self._address} is away: {fault}") from fault
+            state = "is out of memory" if str(fault).startswith("OOM ") else "is away"
+            raise BrokerUnavailable(f"Redis at {self._address} {state}: {fault}") from fault
 
     async def _connected(self, until: float, fault: Exception | None) -> Connection:
         """The connection, when there is one; ``fault`` is why the last one did not do."""

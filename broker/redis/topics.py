@@ -65,7 +65,9 @@ class RedisTopics:
         by_client: dict[str, list[TopicMessage]] = {}
         for message in messages:
             if len(message.body) > self._max_body:
-                raise MessageTooLarge(f"body: {len(message.body)} bytes are over the limit of {self._max_body}")
+                raise MessageTooLarge(
+                    f"body: {len(message.body)} bytes are over the limit of {self._max_body}", self._max_body
+                )
             by_client.setdefault(message.key.partition(".")[0], []).append(message)
         calls = [
             self._tell(client, theirs[start : start + _TOGETHER])

@@ -4,7 +4,7 @@ import tracemalloc
 
 from headrace.broker.contract.stores import a_run, a_worker, append, batch, claim, taken
 from headrace.broker.entries import Position
-from headrace.broker.ports import Checkpoint, ClaimAnswer
+from headrace.broker.ports import Allowance, Checkpoint, ClaimAnswer
 from tests.contract.worlds import EmbeddedWorld
 
 REPLAY_TTL = 60.0
@@ -98,3 +98,34 @@ async def test_dead_workers_are_forgotten() -> None:
             await stores.runs.beat(a_worker(), [run], 1.0)
             await stores.elapse(1.0)
         assert world.home.shelf.workers <= 1
+
+
+async def test_a_reopened_run_is_not_among_the_finished_ones_and_its_room_is_given_back() -> None:
+    world, run = EmbeddedWorld.new(replay_bytes=1 << 20), a_run()
+    async with world.connect() as stores:
+        for _ in range(20):  # each time it fills the room nearly; were that counted again, nothing else would fit
+            await taken(stores, run, a_worker())
+            await stores.runs.outcome(run, b"x" * 900_000, REPLAY_TTL)
+            await stores.runs.reopen(run, await stores.now() + 600, REPLAY_TTL, fresh=True)
+        others = [a_run() for _ in range(400)]
+        for other in others:
+            await stores.runs.outcome(other, b"x", REPLAY_TTL)
+        assert [await stores.runs.result(other) for other in others] == [b"x"] * len(others)
+        for _ in range(400):
+            await stores.runs.outcome(a_run(), b"x", REPLAY_TTL)
+        assert (await claim(stores, run, a_worker())).epoch > 20
+
+
+async def test_bodies_clients_and_reports_of_old_are_forgotten() -> None:
+    world = EmbeddedWorld.new()
+    shelf = world.home.shelf
+    async with world.connect() as stores:
+        for _ in range(1_000):
+            worker, until = a_worker(), await stores.now() + 30
+            await stores.runs.put_body(a_run(), "job", b"{}", 30)
+            await stores.runs.enter(worker, a_run(), 1, until, Allowance())
+            await stores.runs.report(worker, worker, b"{}", 30)
+            await stores.runs.leave(a_worker(), a_run())
+            assert await stores.runs.reports(a_worker()) == {}
+            await stores.elapse(1)
+        assert (len(shelf.bodies), len(shelf.under_way), len(shelf.reports)) == (30, 30, 30)

@@ -12,7 +12,16 @@ import redis.asyncio
 
 from headrace.broker.contract.stores import a_run, a_worker, answers, append, batch, claim, places, taken, whole
 from headrace.broker.entries import Position
-from headrace.broker.ports import Append, BrokerError, BrokerUnavailable, Checkpoint, ClaimAnswer, ClaimRequest, Release
+from headrace.broker.ports import (
+    Allowance,
+    Append,
+    BrokerError,
+    BrokerUnavailable,
+    Checkpoint,
+    ClaimAnswer,
+    ClaimRequest,
+    Release,
+)
 from headrace.broker.redis import connect_redis
 from headrace.broker.redis.keys import Keys
 from headrace.broker.redis.log import READERS
@@ -141,6 +150,15 @@ async def test_lost_replies_double_nothing(redis_db: Redis) -> None:
         await unheard(stores.runs.release(run, "generate", 1, Release.FAILED))
         assert (await claim(stores, run, worker)).attempts == 1
         assert await unheard(stores.runs.outcome(run, b"done", 60.0)) == b"done"
+        assert await unheard(stores.runs.refuse(run, "digest", b"no", 60.0)) == b"done"
+        unfit, client, until = a_run(), "evals", await stores.now() + 60
+        assert await unheard(stores.runs.refuse(unfit, "digest", b"no", 60.0)) == b"no"
+        await unheard(stores.runs.reopen(unfit, until, 60.0, fresh=True))
+        assert await stores.runs.result(unfit) is None
+        both = Allowance(requests=2, tokens=2)
+        assert await unheard(stores.runs.enter(client, run, 1, until, both)) is None
+        await unheard(stores.runs.leave(client, run))
+        assert [await stores.runs.enter(client, a_run(), 1, until, both) for _ in range(2)] == [None, None]
         assert places(await whole(stores, run)) == ["begin 1-0", "chunk 1-1", "chunk 1-2", "chunk 1-3", "begin 2-0"]
 
 
@@ -267,23 +285,62 @@ async def test_a_server_that_forgot_everything_is_told_from_one_that_has_it(priv
 
 
 async def test_a_server_without_memory_refuses_work_and_still_takes_outcomes(private_redis: Redis) -> None:
-    run, worker = a_run(), a_worker()
+    run, worker, client = a_run(), a_worker(), "evals"
     async with stores_at(private_redis.url) as stores, stores_at(private_redis.url, patience=0.2) as hasty:
+        deadline = await stores.now() + 60
         await taken(stores, run, worker)
+        await taken(stores, run, worker, "derender")
+        await stores.runs.put_body(run, "job", b"{}", 60.0)
+        await stores.runs.enter(client, run, 1, deadline, Allowance(requests=9))
+        before = await everything(stores)
         await stores.admin.config_set("maxmemory", "1mb")
         try:
-            with pytest.raises(BrokerUnavailable, match="OOM"):
-                await append(hasty, batch(run, START, 1, 3))
-            with pytest.raises(BrokerUnavailable, match="OOM"):
-                await claim(hasty, a_run(), worker)
-            assert await hasty.runs.beat(worker, [run], 30.0) == {}
+            refused: list[Coroutine[None, None, object]] = [
+                append(hasty, batch(run, START, 1, 3)),
+                claim(hasty, a_run(), worker, job=b"{}"),
+                hasty.runs.save([Checkpoint(run, 1, b"state")]),
+                hasty.runs.put_body(run, "another", b"{}", None),
+                hasty.runs.enter(client, a_run(), 1, deadline, Allowance(requests=9)),
+                hasty.runs.reopen(run, deadline, 60.0, fresh=True),
+            ]
+            for call in refused:
+                with pytest.raises(BrokerUnavailable, match="is out of memory: OOM"):
+                    await call
+            assert await everything(stores) == before
+            assert await hasty.runs.memory() > 1
+
             appending = asyncio.create_task(append(stores, batch(run, START, 1, 3)))
             await still_waits(appending, 0.1)
-            ended = a_run()
+            ended, unfit = a_run(), a_run()
+            assert await hasty.runs.beat(worker, [run], 30.0) == {}
             assert await hasty.runs.outcome(ended, b"done", 60.0) == b"done"
+            assert await hasty.runs.refuse(unfit, "digest", b"no", 60.0) == b"no"
+            assert await hasty.runs.cancel(a_run(), "not wanted", 60.0)
+            assert await hasty.runs.get_body(run, "job") == b"{}"
+            await hasty.runs.drop_body(run, "job")
+            await hasty.runs.release(run, "derender", 1, Release.HANDOVER)
+            await hasty.runs.leave(client, run)
+            await hasty.runs.report("a model", worker, b"{}", 60.0)
+            assert await hasty.runs.reports("a model") == {worker: b"{}"}
         finally:
             await stores.admin.config_set("maxmemory", "0")
         assert await appending is Append.STORED
+
+
+async def everything(stores: RedisStores) -> dict[bytes, bytes | None]:
+    """What the server holds, byte for byte, and nothing of when it goes."""
+    return {key: await stores.admin.dump(key) async for key in stores.admin.scan_iter()}
+
+
+async def test_the_share_of_memory_is_that_of_maxmemory_where_there_is_one(private_redis: Redis) -> None:
+    async with stores_at(private_redis.url) as stores:
+        used = (await stores.admin.info("memory"))["used_memory"]
+        assert 0 < await stores.runs.memory() < 0.5
+        await stores.admin.config_set("maxmemory", 2 * used)
+        try:
+            assert 0.25 < await stores.runs.memory() < 0.75
+        finally:
+            await stores.admin.config_set("maxmemory", "0")
 
 
 async def test_a_server_demoted_to_a_replica_is_waited_for(private_redis: Redis) -> None:
@@ -370,6 +427,16 @@ async def test_every_key_of_a_run_has_a_time_to_live_and_none_is_left_over(redis
             if n % 3 == 0:
                 await stores.runs.outcome(run, b"done", 0.2)
             await stores.runs.cancel(a_run(), "not wanted", 0.2)
+            await stores.runs.refuse(a_run(), "digest", b"no", 0.2)
+            await stores.runs.put_body(run, "job", b"{}", 0.6)
+            await stores.runs.enter("evals", run, n, await stores.now() + (0.1 + n / 100), Allowance())
+            await stores.runs.leave("evals", a_run())
+            await stores.runs.report("a model", worker, b"{}", 0.1 + n / 100)
+            await stores.runs.reports("a model")
+            reopened = a_run()
+            await claim(stores, reopened, worker, lifetime=0.2, replay_ttl=0.1, heartbeat=0.2, job=b"{}")
+            await stores.runs.outcome(reopened, b"done", 0.1)
+            await stores.runs.reopen(reopened, await stores.now() + 0.4, 0.2, fresh=n % 2 == 0)
         async for key in stores.admin.scan_iter():
             assert await stores.admin.pttl(key) > 0, key
         await stores.elapse(1.0)

@@ -31,6 +31,26 @@ def test_all_keys_of_a_run_share_a_slot_and_name_their_run(client: str, request_
     assert run_of_log(keys.log) == run
 
 
+@given(client=st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True), model=st.text(max_size=200))
+def test_what_is_counted_of_a_client_or_a_model_lies_in_one_slot_each(client: str, model: str) -> None:
+    for keys in (Keys().under_way(client), Keys().reports(model)):
+        assert len({redis.crc.key_slot(key) for key in keys}) == 1
+        assert len(set(keys)) == len(keys)
+
+
+def test_a_client_that_may_use_its_own_keys_cannot_reach_what_is_counted_of_it() -> None:
+    own = Keys().events("acme", "")[: -len(b"events:")]
+    assert own == b"hr:{c:acme}:"
+    assert not any(key.startswith(own) for key in Keys().under_way("acme"))
+
+
+def test_a_body_lies_beside_its_run() -> None:
+    run = run_of("c", "r")
+    body = Keys().body(run, "job")
+    assert redis.crc.key_slot(body) == redis.crc.key_slot(Keys().of(run).run)
+    assert body not in Keys().of(run)
+
+
 def test_two_prefixes_share_no_key() -> None:
     run = run_of("c", "r")
     assert not set(Keys("a").of(run)) & set(Keys("b").of(run))
