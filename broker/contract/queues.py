@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.broker.ports import Delivery, Message, MessageTooLarge, QueueFull, Unroutable, WorkQueue
-from headrace.protocol.jobs import DEAD_QUEUE
+from headrace.protocol.jobs import DEAD_QUEUE, INTAKE_QUEUE
 
 BOUND: Final = 15.0
 """Seconds that anything promised may take on a busy machine."""
@@ -37,7 +37,9 @@ def a_queue() -> str:
 
 
 def message(n: int = 0, **headers: str | int | float | bool) -> Message:
-    return Message(body=b'{"n":%d}' % n, request_id=f"r{n}", headers=headers)
+    """A job, so that a queue which looks into those has something to do."""
+    job = b'{"type":"generate","client":"contract","request_id":"r%d","model":"m","request":{"n":%d}}' % (n, n)
+    return Message(body=job, request_id=f"r{n}", headers=headers)
 
 
 async def take(deliveries: AsyncIterator[Delivery], count: int) -> list[Delivery]:
@@ -367,3 +369,166 @@ class WorkQueueContract(ABC):
         assert sorted(acked) == sorted(message(n).body for n in range(30))
         async with self.connect() as queues:
             assert await queues.depth(queue) == 0
+
+    # ------------------------------------------------------------------------------------------ given up, and moved
+
+    async def test_what_expires_in_its_queue_goes_to_the_intake_and_says_why(self) -> None:
+        queue, name = a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b'{"n":1}', name, {"attempt": 1}, expires=time.time() + 0.1))
+            async with queues.consume(INTAKE_QUEUE, prefetch=64) as intake:
+                late = await find(intake, name)
+                assert (late.body, late.headers["attempt"], late.gave_up) == (b'{"n":1}', 1, "expired")
+                await queues.bury(late, "it was late")
+            assert await queues.depth(queue) == 0
+            async with queues.consume(DEAD_QUEUE, prefetch=64) as dead:
+                buried = await find(dead, name)
+                assert (buried.headers["x-headrace-queue"], buried.gave_up) == (queue, None)
+                await queues.ack(buried)
+
+    async def test_what_is_taken_in_time_does_not_expire_any_more(self) -> None:
+        queue = a_queue()
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b"{}", expires=time.time() + 60))
+            async with queues.consume(queue, prefetch=1) as deliveries:
+                (delivery,) = await take(deliveries, 1)
+                assert delivery.gave_up is None
+                await queues.retry(delivery, 0.2)
+                (again,) = await take(deliveries, 1)
+                assert again.gave_up is None
+                await queues.ack(again)
+
+    async def test_a_message_is_moved_with_its_headers_and_is_gone_where_it_was(self) -> None:
+        queue, other = a_queue(), a_queue()
+        async with self.connect() as queues:
+            await queues.declare([queue, other])
+            await queues.publish(queue, message(1, attempt=2))
+            async with queues.consume(queue, prefetch=1) as deliveries:
+                (delivery,) = await take(deliveries, 1)
+                (refused,) = await asyncio.gather(queues.move(delivery, a_queue()), return_exceptions=True)
+                assert isinstance(refused, Unroutable)
+                await queues.move(delivery, other)
+            async with queues.consume(other, prefetch=1) as deliveries:
+                (moved,) = await take(deliveries, 1)
+                assert (moved.body, moved.request_id, moved.headers["attempt"]) == (message(1).body, "r1", 2)
+                await queues.ack(moved)
+        async with self.connect() as queues:
+            assert await queues.depth(queue) == await queues.depth(other) == 0
+
+    async def test_a_full_queue_takes_no_message_that_is_moved_and_it_stays(self) -> None:
+        queue, full = a_queue(), a_queue()
+        async with self.connect(QueueLimits(max_length=5)) as queues:
+            await queues.declare([queue, full])
+            async with queues.consume(queue, prefetch=1) as deliveries:
+                for n in range(100):  # the limit of a replicated queue is met a few messages late
+                    await queues.publish(queue, message(n))
+                    (delivery,) = await take(deliveries, 1)
+                    try:
+                        await queues.move(delivery, full)
+                    except QueueFull as refused:
+                        assert full in str(refused)
+                        break
+                else:
+                    raise AssertionError("a full queue takes what is moved")
+                await queues.release(delivery)
+                (again,) = await take(deliveries, 1)
+                assert again.body == message(n).body
+                await queues.ack(again)
+
+    async def test_history_is_filed_with_the_reason_however_long_that_is(self) -> None:
+        queue, name = a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b"{}", name, {"traceparent": "00-ab"}))
+            async with queues.consume(queue, prefetch=1) as deliveries:
+                (delivery,) = await take(deliveries, 1)
+                await queues.bury(delivery, "why " * 100_000, {"x-headrace-failures": 5})
+            async with queues.consume(DEAD_QUEUE, prefetch=64) as dead:
+                buried = await find(dead, name)
+                assert (buried.headers["x-headrace-failures"], buried.headers["traceparent"]) == (5, "00-ab")
+                assert str(buried.headers["x-headrace-reason"]).startswith("why why")
+                await queues.ack(buried)
+
+    async def test_what_expires_behind_others_is_given_up_when_they_are_gone_though_nobody_takes_it(self) -> None:
+        queue, name = a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b"{}", expires=time.time() + 3600))
+            await queues.publish(queue, Message(b"{}", name, expires=time.time() + 0.2))
+            async with queues.consume(queue, prefetch=1) as deliveries, queues.consume(INTAKE_QUEUE, 64) as intake:
+                (first,) = await take(deliveries, 1)
+                late = await find(intake, name)
+                assert late.gave_up == "expired"
+                await queues.ack(late)
+                await queues.ack(first)
+
+    async def test_what_is_retried_in_the_intake_still_says_why_it_is_there_and_where_it_came_from(self) -> None:
+        queue, name = a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b"{}", name, {"attempt": 1}, expires=time.time() + 0.05))
+            async with queues.consume(INTAKE_QUEUE, prefetch=64) as intake:
+                for _ in range(2):
+                    late = await find(intake, name)
+                    assert (late.gave_up, late.headers["attempt"]) == ("expired", 1)
+                    await queues.retry(late, 0.2)
+                await queues.bury(await find(intake, name), "it was late")
+            async with queues.consume(DEAD_QUEUE, prefetch=64) as dead:
+                buried = await find(dead, name)
+                assert (buried.headers["x-headrace-queue"], buried.gave_up) == (queue, None)
+                await queues.ack(buried)
+
+    async def test_a_retried_message_is_buried_under_its_queue(self) -> None:
+        queue, name = a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            await queues.publish(queue, Message(b"{}", name))
+            async with queues.consume(queue, prefetch=1) as deliveries:
+                await queues.retry((await take(deliveries, 1))[0], 0.2)
+                await queues.bury((await take(deliveries, 1))[0], "it failed twice")
+            async with queues.consume(DEAD_QUEUE, prefetch=64) as dead:
+                buried = await find(dead, name)
+                assert buried.headers["x-headrace-queue"] == queue
+                await queues.ack(buried)
+
+    async def test_a_moved_message_expires_by_its_new_time(self) -> None:
+        queue, other, name = a_queue(), a_queue(), uuid.uuid4().hex
+        async with self.connect() as queues:
+            await queues.declare([queue, other])
+            await queues.publish(queue, Message(b"{}", name, expires=time.time() + 3600))
+            async with queues.consume(queue, prefetch=1) as deliveries, queues.consume(INTAKE_QUEUE, 64) as intake:
+                await queues.move((await take(deliveries, 1))[0], other, time.time() + 0.1)
+                late = await find(intake, name)
+                await queues.bury(late, "it was late")
+            async with queues.consume(DEAD_QUEUE, prefetch=64) as dead:
+                buried = await find(dead, name)
+                assert buried.headers["x-headrace-queue"] == other
+                await queues.ack(buried)
+
+    async def test_a_time_beyond_all_bounds_is_none(self) -> None:
+        queue = a_queue()
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            for expires in (time.time() + 60 * 24 * 3600, 1e308):
+                await queues.publish(queue, Message(b"{}", expires=expires))
+            async with queues.consume(queue, prefetch=2) as deliveries:
+                for delivery in await take(deliveries, 2):
+                    await queues.ack(delivery)
+
+    async def test_what_is_given_back_in_order_comes_first_and_in_order(self) -> None:
+        queue = a_queue()
+        async with self.connect() as queues:
+            await queues.declare([queue])
+            for n in range(8):
+                await queues.publish(queue, message(n))
+            async with queues.consume(queue, prefetch=5) as deliveries:
+                taken = await take(deliveries, 5)
+            for delivery in taken:
+                await queues.release(delivery)
+            async with queues.consume(queue, prefetch=8) as deliveries:
+                again = await take(deliveries, 8)
+                assert bodies(again) == [message(n).body for n in range(8)]
+                for delivery in again:
+                    await queues.ack(delivery)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,10 +34,18 @@ class Health:
 class RabbitMQ:
     """A process's whole dealings with RabbitMQ: ``queues`` and ``topics``."""
 
-    def __init__(self, urls: Sequence[str], layout: Topology, timing: Timing, max_body: int, name: str) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        layout: Topology,
+        timing: Timing,
+        max_body: int,
+        name: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.counters = Counters()
-        self._publishing = Supervisor(urls, f"{name} (publishing)", timing, self.counters)
-        self._consuming = Supervisor(urls, f"{name} (consuming)", timing, self.counters)
+        self._publishing = Supervisor(urls, f"{name} (publishing)", timing, self.counters, tls)
+        self._consuming = Supervisor(urls, f"{name} (consuming)", timing, self.counters, tls)
         self.queues = RabbitWorkQueue(self._publishing, self._consuming, layout, max_body)
         self.topics = RabbitClientTopics(self._publishing, self._consuming, max_body)
 
@@ -50,12 +59,14 @@ class RabbitMQ:
         timing: Timing = DEFAULT_TIMING,
         max_body: int = MAX_BODY,
         name: str = "headrace",
+        tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator[Self]:
-        """Connects, and closes at the end. ``urls`` are the nodes of one cluster; ``max_body`` is in bytes.
+        """Connects, and closes at the end. ``urls`` are the nodes of one cluster; ``max_body`` is in bytes. ``tls`` is
+        for amqps://, the system's authorities unless given.
 
         Raises BrokerUnavailable when none of them answers in time.
         """
-        rabbit = cls([urls] if isinstance(urls, str) else urls, layout, timing, max_body, name)
+        rabbit = cls([urls] if isinstance(urls, str) else urls, layout, timing, max_body, name, tls)
         try:
             await rabbit.start()
             yield rabbit

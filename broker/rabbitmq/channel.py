@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from aiormq.abc import ChannelFrame, ConfirmationFrameType, DeliveredMessage
 from aiormq.exceptions import ChannelInvalidStateError
 from pamqp import commands as spec
 from pamqp.header import ContentHeader
+from yarl import URL
 
 from headrace.broker.ports import HeaderValue, MessageTooLarge
 from headrace.broker.rabbitmq import frames
@@ -30,6 +32,8 @@ FRAME_BUFFER: Final = 1_000
 """Frames between the socket and the channel: with aiormq's 10 the two tasks take turns all the time."""
 WINDOW: Final = 64 << 20
 """Bytes that may be sent and not yet confirmed: what a stalled broker can make us hold."""
+MAX_TTL_MS: Final = 2**32 - 1
+"""About 49 days: the longest time to live that every RabbitMQ takes."""
 _OVERHEAD: Final = 512
 REQUEST_ID: Final = "x-headrace-request-id"
 """Header of a request_id that is too long for a correlation id."""
@@ -50,7 +54,7 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message on its way out. A durable one is persistent, mandatory (it comes back when no queue takes it) and
-    confirmed; the other kind is sent and forgotten."""
+    waited for; nobody waits for the other kind, which is sent again where its channel is lost before its confirm."""
 
     exchange: str
     key: str
@@ -58,6 +62,8 @@ class Outgoing:
     request_id: str = ""
     headers: Mapping[str, HeaderValue] | None = None
     durable: bool = True
+    expires: float | None = None
+    """Unix seconds until which it may wait in its queue."""
 
     @property
     def cost(self) -> int:
@@ -68,6 +74,8 @@ class Outgoing:
 class _Sent:
     cost: int
     answer: asyncio.Future[Outcome] | None
+    message: Outgoing | None
+    """What is to be sent again by itself."""
     returned: bool = False
 
 
@@ -85,8 +93,11 @@ class Lane(Channel):
         self.in_flight = 0
         """Bytes sent and not confirmed."""
         self.room = asyncio.Event()
+        self.lost: list[Outgoing] = []
+        """Messages that nobody waits for and that were not confirmed when the channel went away, in order."""
         self._sent: OrderedDict[int, _Sent] = OrderedDict()
         self._name = uuid.uuid4().hex
+        self._user = user_of(connection.url)
         self._outbox: list[bytes] = []
         self._written = asyncio.Event()
         self._shut = False
@@ -107,7 +118,7 @@ class Lane(Channel):
         tag = self.delivery_tag + 1
         request_id, headers = message.request_id, message.headers
         if len(request_id) * 4 > SHORT_MAX and len(request_id.encode()) > SHORT_MAX:
-            request_id, headers = "", {**(headers or {}), REQUEST_ID: request_id}
+            request_id, headers = "", {REQUEST_ID: request_id, **(headers or {})}
         self._write(
             frames.publish(
                 self.number,
@@ -120,12 +131,14 @@ class Lane(Channel):
                 correlation_id=request_id,
                 headers=headers,
                 frame_max=self.connection.connection_tune.frame_max,
+                user_id=self._user,
+                expiration_ms=None if message.expires is None else _ms_until(message.expires),
             )
         )
         self.delivery_tag = tag
         self.in_flight += message.cost
         answer: asyncio.Future[Outcome] | None = self.loop.create_future() if message.durable else None
-        self._sent[tag] = _Sent(message.cost, answer)
+        self._sent[tag] = _Sent(message.cost, answer, None if message.durable else message)
         return answer
 
     async def answered(self) -> None:
@@ -246,6 +259,7 @@ class Lane(Channel):
         self._writer.cancel()
         self.unsettled.clear()
         self.drained.set()
+        self.lost += [sent.message for sent in self._sent.values() if sent.message is not None]
         for tag in list(self._sent):
             self._answer(tag, Outcome.LOST)
         self.room.set()
@@ -265,10 +279,21 @@ async def open_lane(connection: Connection, generation: int, *, confirms: bool, 
 def check_size(body: bytes, max_body: int) -> None:
     """A body over the broker's limit would close the channel, with all that is in flight on it."""
     if len(body) > max_body:
-        raise MessageTooLarge(f"body: {len(body)} bytes are over the limit of {max_body}")
+        raise MessageTooLarge(f"body: {len(body)} bytes are over the limit of {max_body}", max_body)
 
 
 def request_id_of(message: DeliveredMessage) -> str:
     properties = message.header.properties
     long = (properties.headers or {}).get(REQUEST_ID)
     return long if isinstance(long, str) else properties.correlation_id or ""
+
+
+def user_of(url: URL) -> str:
+    """The user that a connection to this URL has; empty where the broker takes it from elsewhere, as a certificate."""
+    return "" if url.query.get("auth", "plain").lower() == "external" else url.user or "guest"
+
+
+def _ms_until(at: float) -> int | None:
+    """Milliseconds from now on; None, for ever, beyond what RabbitMQ takes. One that is late is given up at once."""
+    left = (at - time.time()) * 1000
+    return None if left > MAX_TTL_MS else max(0, int(left))

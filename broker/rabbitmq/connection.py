@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -94,38 +95,58 @@ async def rim(
 ) -> AsyncIterator[None]:
     """Bounds what is inside, and translates AMQP's errors.
 
-    ``subject`` is the queue or exchange that is asked about; ``state`` says what may explain a silence.
+    ``subject`` is the queue or exchange that is asked about; ``state`` says what may explain a silence. Our own
+    cancellation goes through: aiormq makes another error of it now and then, or nothing at all, and of a connection
+    that missed its heartbeats it makes a CancelledError.
     """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
     try:
         async with asyncio.timeout(seconds):
             yield
-    except TimeoutError:
-        why = f" ({state()})" if state else ""
-        raise BrokerUnavailable(f"{doing}: no answer from RabbitMQ within {seconds:g} s{why}") from None
-    except ChannelNotFoundEntity:
-        raise Unroutable(f"{doing}: RabbitMQ has no {subject}") from None
-    except ChannelPreconditionFailed as error:
-        raise drift(str(error), subject) from None
-    except (ChannelAccessRefused, ChannelLockedResource) as error:
-        raise BrokerError(f"{doing}: RabbitMQ refuses: {error}") from None
-    except (AMQPError, ChannelInvalidStateError, OSError) as error:
-        raise BrokerUnavailable(f"{doing}: {str(error) or type(error).__name__}") from error
-    except asyncio.CancelledError:
-        # aiormq ends the calls on a connection that missed its heartbeats by CancelledError: nobody cancelled us.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise BrokerUnavailable(f"{doing}: the connection to RabbitMQ was lost") from None
+    except (AMQPError, ChannelInvalidStateError, OSError, asyncio.CancelledError) as error:
+        if task is None or task.cancelling() > before:
+            raise asyncio.CancelledError from error
+        raise _translated(error, doing, seconds, subject, state) from None
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+def _translated(
+    error: BaseException, doing: str, seconds: float, subject: str, state: Callable[[], str] | None
+) -> BrokerError:
+    match error:
+        case TimeoutError():
+            why = f" ({state()})" if state else ""
+            return BrokerUnavailable(f"{doing}: no answer from RabbitMQ within {seconds:g} s{why}")
+        case ChannelNotFoundEntity():
+            return Unroutable(f"{doing}: RabbitMQ has no {subject}")
+        case ChannelPreconditionFailed():
+            return drift(str(error), subject)
+        case ChannelAccessRefused() | ChannelLockedResource():
+            return BrokerError(f"{doing}: RabbitMQ refuses: {error}")
+        case asyncio.CancelledError():
+            return BrokerUnavailable(f"{doing}: the connection to RabbitMQ was lost")
+        case _:
+            return BrokerUnavailable(f"{doing}: {str(error) or type(error).__name__}")
 
 
 class Supervisor:
     """Keeps one connection up: several hosts in turn, jittered backoff, bounded attempts."""
 
-    def __init__(self, urls: Sequence[str], name: str, timing: Timing, counters: Counters) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        name: str,
+        timing: Timing,
+        counters: Counters,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         if not urls:
             raise ValueError("urls: at least one AMQP URL is needed")
         defaults = {"heartbeat": str(timing.heartbeat), "name": name}
         self._urls = [URL(url).with_query(defaults | dict(URL(url).query)) for url in urls]
+        self._tls = tls
         self.timing = timing
         self.counters = counters
         self.last_error = ""
@@ -256,7 +277,7 @@ class Supervisor:
             await connection.connect()
 
         # A task of its own: whatever ends it, a stray CancelledError too, ends only this attempt.
-        connection = Connection(url)
+        connection = Connection(url, context=self._tls if url.scheme == "amqps" else None)
         attempt = self.spawn(handshake(), "amqp-handshake")
         try:
             await asyncio.wait((attempt,), timeout=self.timing.connect)

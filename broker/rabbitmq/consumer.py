@@ -77,6 +77,11 @@ class Consumer(Generic[T]):
         # A consumer left on the broker would be sent messages for ever: even a cancelled exit finishes.
         await asyncio.shield(self._supervisor.spawn(self._leave(), name=f"leave-{self._subject}"))
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether there is something that has been sent to this process and not been given out yet."""
+        return not self._buffer.empty()
+
     def __aiter__(self) -> Self:
         return self
 

@@ -15,6 +15,10 @@ from headrace.broker.ports import HeaderValue
 SHORT_MAX: Final = 255
 """Bytes of a short string: a queue name, a routing key, a correlation id."""
 FRAME_OVERHEAD: Final = 8
+_FRAME_MIN: Final = 4096
+"""What every peer takes."""
+_PROPERTIES: Final = 1024
+"""More than all properties but the headers take, in the one frame that they share."""
 
 _FRAME = struct.Struct(">BHI")
 _END: Final = b"\xce"
@@ -26,7 +30,8 @@ _SETTLE = struct.Struct(">BHIHHQBB")
 _BASIC, _ACK, _NACK = 60, 80, 120
 _MULTIPLE, _REQUEUE = 1, 2
 
-_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE, _CORRELATION_ID, _MESSAGE_ID = 0x8000, 0x2000, 0x1000, 0x0400, 0x0080
+_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE, _CORRELATION_ID = 0x8000, 0x2000, 0x1000, 0x0400
+_EXPIRATION, _MESSAGE_ID, _USER_ID = 0x0100, 0x0080, 0x0010
 _JSON: Final = b"\x10application/json"
 _PERSISTENT, _TRANSIENT = b"\x02", b"\x01"
 
@@ -42,19 +47,31 @@ def publish(
     correlation_id: str,
     headers: Mapping[str, HeaderValue] | None,
     frame_max: int,
+    user_id: str = "",
+    expiration_ms: int | None = None,
 ) -> bytes:
-    """basic.publish with its content: persistent and mandatory if ``durable``, the type application/json."""
+    """basic.publish with its content: persistent and mandatory if ``durable``, the type application/json.
+
+    The broker refuses a ``user_id`` that is not the connection's own, so whoever reads it can rely on it. Headers that
+    do not fit into the frame beside those before them are left out: the broker would close the connection.
+    """
     method = b"".join((_PUBLISH, _short(exchange), _short(key), b"\x01" if durable else b"\x00"))
     flags = _CONTENT_TYPE | _DELIVERY_MODE | _MESSAGE_ID
     fields = [_JSON]
     if headers:
         flags |= _HEADERS
-        fields.append(_table(headers))
+        fields.append(_table(headers, max(frame_max, _FRAME_MIN) - _PROPERTIES))
     fields.append(_PERSISTENT if durable else _TRANSIENT)
     if correlation_id:
         flags |= _CORRELATION_ID
         fields.append(_short(correlation_id))
+    if expiration_ms is not None:
+        flags |= _EXPIRATION
+        fields.append(_short(str(expiration_ms)))
     fields.append(_short(message_id))
+    if user_id:
+        flags |= _USER_ID
+        fields.append(_short(user_id))
     header = _CONTENT.pack(_BASIC, 0, len(body), flags) + b"".join(fields)
     pieces = (_frame(_BODY, channel, piece) for piece in _cut(body, frame_max - FRAME_OVERHEAD))
     return b"".join((_frame(_METHOD, channel, method), _frame(_HEADER, channel, header), *pieces))
@@ -86,9 +103,15 @@ def _short(text: str) -> bytes:
     return bytes((len(raw),)) + raw
 
 
-def _table(headers: Mapping[str, HeaderValue]) -> bytes:
-    entries = b"".join(_short(name) + _value(value) for name, value in headers.items())
-    return struct.pack(">I", len(entries)) + entries
+def _table(headers: Mapping[str, HeaderValue], room: int) -> bytes:
+    entries: list[bytes] = []
+    for name, value in headers.items():
+        entry = _short(name) + _value(value)
+        if len(entry) <= room:
+            room -= len(entry)
+            entries.append(entry)
+    packed = b"".join(entries)
+    return struct.pack(">I", len(packed)) + packed
 
 
 def _value(value: HeaderValue) -> bytes:

@@ -39,10 +39,15 @@ class Publisher:
         return outcomes
 
     async def flush(self, doing: str) -> None:
-        """Returns once all that was sent before is answered or lost. Raises BrokerUnavailable."""
-        if self._lane is not None:
-            async with self._supervisor.within(doing):
-                await self._lane.answered()
+        """Returns once all that was sent before is answered, over channels if need be. Raises BrokerUnavailable."""
+        if self._lane is None:
+            return
+        async with self._supervisor.within(doing):
+            lane = self._lane
+            await lane.answered()
+            while not lane.usable and lane.lost:
+                lane = await self._usable_lane()
+                await lane.answered()
 
     async def _answered(self, sent: Sequence[asyncio.Future[Outcome] | None], outcomes: list[Outcome]) -> int:
         """How many need not be sent again, their outcomes added.
@@ -84,4 +89,8 @@ class Publisher:
         lane = await open_lane(connection, next(self._supervisor.generations), confirms=True)
         if self._prepare is not None:
             await self._prepare(lane)
+        if self._lane is not None:  # what follows on the new one must not overtake it
+            for message in self._lane.lost:
+                lane.send(message)
+            self._lane.lost.clear()
         return lane

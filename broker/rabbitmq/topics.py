@@ -20,7 +20,8 @@ PREFETCH: Final = 512
 
 
 class RabbitClientTopics:
-    """Durable messages are confirmed and come back when nobody subscribes; transient ones are sent and forgotten.
+    """Durable messages are waited for and come back when nobody subscribes; transient ones are sent, and sent again
+    where a connection is lost before the broker has them: twice rather than never.
 
     A subscription acks what it has been given, many at once: a queue consumed without acks would push its backlog into
     the client's memory, past the queue's own bound.
@@ -82,7 +83,10 @@ class RabbitClientTopics:
 
 
 class _Subscription:
-    """Gives out messages and acks them, ``batch`` at once: those before, when the next is asked for."""
+    """Gives out messages and acks them when the next is asked for, up to ``batch`` at once where they come that fast.
+
+    Nothing stays unacked while there is nothing to give out: the broker takes back what is held for too long.
+    """
 
     def __init__(self, consumer: Consumer[Held], batch: int) -> None:
         self._consumer = consumer
@@ -94,7 +98,7 @@ class _Subscription:
         return self
 
     async def __anext__(self) -> TopicMessage:
-        if self._unacked >= self._batch:
+        if self._unacked >= self._batch or not self._consumer.at_hand:
             self.settle()
         held = await anext(self._consumer)
         if self._given is not None and self._given.lane is not held.lane:

@@ -23,6 +23,7 @@ from headrace.broker.ports import TopologyDrift
 from headrace.protocol.jobs import CONTROL_QUEUE, DEAD_QUEUE, INTAKE_QUEUE
 
 TOPIC_EXCHANGE: Final = "headrace.topics"
+_RUNG: Final = "headrace.retry."
 DEFAULT_EXCHANGE: Final = ""
 RUNGS: Final = (1.0, 4.0, 15.0, 60.0, 240.0, 900.0)
 
@@ -106,7 +107,12 @@ DEFAULT_LAYOUT: Final = Topology()
 
 def rung_name(seconds: float) -> str:
     """Name of a rung's queue and of its exchange. It says the TTL, so that other rungs are other queues."""
-    return f"headrace.retry.{round(seconds * 1000)}"
+    return f"{_RUNG}{round(seconds * 1000)}"
+
+
+def is_rung(queue: str) -> bool:
+    """Whether retries wait in this queue."""
+    return queue.startswith(_RUNG)
 
 
 def _place(rungs: tuple[float, ...], delay: float) -> float:

@@ -1,12 +1,18 @@
 """RabbitMQ's work queues keep what the port promises, and what its topology promises besides."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import quote
 
+import aiormq
 import pytest
+from aiormq.exceptions import ChannelPreconditionFailed
+from pamqp import commands as spec
 
 from headrace.broker.contract.queues import DEFAULT_LIMITS, QueueLimits, WorkQueueContract, a_queue, message, take
-from headrace.broker.ports import Message, WorkQueue
+from headrace.broker.ports import Message, Unroutable, WorkQueue
 from headrace.broker.rabbitmq import RabbitMQ, Topology
 from headrace.broker.rabbitmq.topology import DELIVERY_LIMIT
 from headrace.protocol.jobs import DEAD_QUEUE, INTAKE_QUEUE
@@ -77,3 +83,80 @@ async def test_a_body_over_our_limit_that_others_sent_can_still_be_buried(vhost:
             await worker.queues.bury((await take(deliveries, 1))[0], "too large")
         async with worker.queues.consume(DEAD_QUEUE, prefetch=1) as dead:
             assert (await take(dead, 1))[0].body == body
+
+
+async def test_a_job_that_came_back_too_often_says_so_although_it_was_retried_before(vhost: servers.RabbitMQ) -> None:
+    queue = a_queue()
+    async with RabbitMQ.connect(vhost.url, layout=Topology(rungs=(0.1,))) as rabbit:
+        queues = rabbit.queues
+        await queues.declare([queue])
+        await queues.publish(queue, message(1))
+        async with queues.consume(queue, prefetch=1) as deliveries, queues.consume(INTAKE_QUEUE, prefetch=1) as intake:
+            await queues.retry((await take(deliveries, 1))[0], 0.1)
+            for _ in range(DELIVERY_LIMIT + 1):
+                await queues.release((await take(deliveries, 1))[0])
+            (given_up,) = await take(intake, 1)
+            assert given_up.gave_up == "delivery_limit"
+            await queues.bury(given_up, "delivered too often")
+        async with queues.consume(DEAD_QUEUE, prefetch=1) as dead:
+            (buried,) = await take(dead, 1)
+            assert buried.headers["x-headrace-queue"] == queue
+
+
+async def test_headers_that_fill_their_frame_keep_a_message_neither_from_being_passed_on_nor_from_being_buried(
+    vhost: servers.RabbitMQ,
+) -> None:
+    queue, other = a_queue(), a_queue()
+    async with RabbitMQ.connect(vhost.url) as rabbit:
+        queues = rabbit.queues
+        await queues.declare([queue, other])
+        connection = await aiormq.connect(vhost.url)
+        channel = await connection.channel()
+        full: spec.FieldTable = {"traceparent": "00-ab", **{f"h{n}": "x" * 1_000 for n in range(129)}}
+        await channel.basic_publish(b"{}", routing_key=queue, properties=spec.Basic.Properties(headers=full))
+        await connection.close()
+        async with queues.consume(queue, prefetch=1) as deliveries:
+            (delivery,) = await take(deliveries, 1)
+            await queues.publish(other, Message(delivery.body, "passed on", delivery.headers))
+            await queues.bury(delivery, "why " * 1_000, {"x-headrace-last-error": "é" * 1_000})
+        async with queues.consume(DEAD_QUEUE, prefetch=1) as dead:
+            (buried,) = await take(dead, 1)
+            assert str(buried.headers["x-headrace-reason"]).startswith("why why")
+            assert (buried.headers["x-headrace-queue"], buried.headers["traceparent"]) == (queue, "00-ab")
+            assert buried.headers["x-headrace-last-error"] == "é" * 1_000
+        assert await queues.depth(other) == 1
+        assert rabbit.counters.connections_lost == 0
+
+
+async def test_the_broker_vouches_for_who_publishes(vhost: servers.RabbitMQ) -> None:
+    queue, name = a_queue(), f"client-{vhost.vhost}"
+    api, place = vhost.api, quote(vhost.vhost, safe="")
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    await asyncio.to_thread(api, "PUT", f"/api/users/{name}", {"password": "secret", "tags": ""})
+    try:
+        await asyncio.to_thread(api, "PUT", f"/api/permissions/{place}/{name}", everything)
+        own = replace(vhost, user=name, password="secret").url
+        async with RabbitMQ.connect(vhost.url) as worker, RabbitMQ.connect(own) as client:
+            await worker.queues.declare([queue])
+            await client.queues.publish(queue, message(1))
+            await worker.queues.publish(queue, message(2))
+            connection = await aiormq.connect(own)
+            channel = await connection.channel()
+            claimed = spec.Basic.Properties(user_id=vhost.user, correlation_id="claimed")
+            with pytest.raises(ChannelPreconditionFailed, match="user_id"):
+                await channel.basic_publish(b"{}", routing_key=queue, properties=claimed)
+            channel = await connection.channel()
+            await channel.basic_publish(b"{}", routing_key=queue, properties=spec.Basic.Properties())
+            await connection.close()
+            async with worker.queues.consume(queue, prefetch=3) as deliveries:
+                taken = await take(deliveries, 3)
+                assert [each.user for each in taken] == [name, vhost.user, None]
+    finally:
+        await asyncio.to_thread(api, "DELETE", f"/api/users/{name}")
+
+
+async def test_a_name_that_no_queue_can_have_is_refused_as_such(vhost: servers.RabbitMQ) -> None:
+    name = "generate." + "é" * 200
+    async with RabbitMQ.connect(vhost.url) as rabbit:
+        with pytest.raises(Unroutable, match=name):
+            await rabbit.queues.declare([name])

@@ -77,3 +77,23 @@ async def test_what_was_never_started_is_connecting_and_then_closed() -> None:
     assert (before, supervisor.state) == (State.CONNECTING, State.CLOSED)
     with pytest.raises(BrokerUnavailable, match="closed"):
         await supervisor.connection()
+
+
+@pytest.mark.parametrize("instead", [None, amqp.ChannelInvalidStateError("closed"), TimeoutError()])
+async def test_our_own_cancellation_goes_through_whatever_the_library_makes_of_it(instead: Exception | None) -> None:
+    begun = asyncio.Event()
+
+    async def look() -> None:
+        async with rim("look", 5):
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if instead is not None:
+                    raise instead from None
+
+    looking = asyncio.create_task(look())
+    await begun.wait()
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking

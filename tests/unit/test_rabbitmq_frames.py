@@ -103,3 +103,32 @@ def test_a_key_over_255_bytes_is_refused_with_its_length() -> None:
         frames.publish(
             1, "", "é" * 128, b"", durable=True, message_id="m", correlation_id="", headers=None, frame_max=4096
         )
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=3_000), max_size=8),
+    st.sampled_from((4096, 8192)),
+)
+def test_headers_stay_within_the_frame_and_those_that_stand_first_are_kept(table: dict[str, str], most: int) -> None:
+    first = {"x-headrace-reason": "why"}
+    data = frames.publish(
+        1,
+        "",
+        "k" * 255,
+        b"",
+        durable=True,
+        message_id="m" * 50,
+        correlation_id="c" * 255,
+        headers=first | table,
+        frame_max=most,
+        user_id="u" * 255,
+        expiration_ms=2**32 - 1,
+    )
+    (_, method), (_, header) = read(data)
+    assert isinstance(method, spec.Basic.Publish) and isinstance(header, ContentHeader)
+    kept = dict(header.properties.headers or {})
+    assert kept.items() >= first.items()
+    assert kept.items() <= (first | table).items()
+    assert len(header.marshal()) + 8 <= most
+    if sum(len(name.encode()) + len(text.encode()) + 6 for name, text in table.items()) < most - 1_100:
+        assert kept == first | table

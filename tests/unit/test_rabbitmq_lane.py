@@ -105,6 +105,8 @@ async def test_every_durable_publish_gets_one_true_answer(
     got = {tag: answer.result() for tag, answer in enumerate(answers, start=1) if answer is not None}
     assert got == {tag: expected[tag] for tag in got}
     assert lane.in_flight == 0
+    unheard = [tag for tag, answer in enumerate(answers, start=1) if answer is None and expected[tag] is Outcome.LOST]
+    assert lane.lost == [CHUNK] * len(unheard)
     connection.channels.pop(lane.number)
 
 
