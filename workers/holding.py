@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
 
 from headrace.broker.ports import Broker, BrokerError, Delivery, Release, Role
 from headrace.logs import get_logger
 from headrace.protocol.jobs import Job
+from headrace.workers.terms import DEFAULT_TERMS, Terms
 
 log = get_logger()
+
+BEGUN: Final = "x-headrace-begun"
+"""Header of a job whose run somebody has held."""
 
 
 class HeldRun(Protocol):
@@ -27,13 +32,25 @@ H = TypeVar("H", bound=HeldRun)
 
 
 class Holding(Generic[H]):
-    """The runs that one worker holds under one role."""
+    """The runs that one worker holds under one role. Times are Unix seconds."""
 
-    def __init__(self, broker: Broker, role: Role, worker: str) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        role: Role,
+        worker: str,
+        *,
+        terms: Terms = DEFAULT_TERMS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._broker = broker
         self._role = role
         self._worker = worker
+        self._terms = terms
+        self._clock = clock
         self._runs: dict[str, H] = {}
+        self._since: dict[str, float] = {}
+        """When the delivery that stands for a run was taken."""
         self._none = asyncio.Event()
         self._none.set()
 
@@ -50,21 +67,39 @@ class Holding(Generic[H]):
         """The names of the runs."""
         return list(self._runs)
 
-    def add(self, held: H) -> None:
+    def add(self, held: H, since: float | None = None) -> None:
+        """Holds a run, whose delivery was taken ``since`` then; now, if nothing is said."""
         self._runs[held.job.run] = held
+        self._since[held.job.run] = self._clock() if since is None else since
         self._none.clear()
 
     def drop(self, held: H) -> None:
         """Holds it no longer; fine if it was dropped before, and if the run is held anew since."""
         if self._runs.get(held.job.run) is held:
-            del self._runs[held.job.run]
+            del self._runs[held.job.run], self._since[held.job.run]
         if not self._runs:
             self._none.set()
 
     async def adopt(self, held: H, delivery: Delivery) -> None:
         """The run came once more: the new delivery stands for it, the old one is settled."""
         held.delivery, old = delivery, held.delivery
+        self._since[held.job.run] = self._clock()
         await self._broker.queues.ack(old)
+
+    async def renew(self, moment: float) -> None:
+        """Has the broker deliver anew what it would soon take for forgotten: deliveries held for half the time that it
+        allows. The run goes on meanwhile, and adopts the copy when it comes."""
+        for held in self:
+            run = held.job.run
+            if self._runs.get(run) is not held or moment - self._since[run] < self._terms.consumer_timeout / 2:
+                continue
+            try:
+                await self._broker.queues.retry(held.delivery, self._terms.beat, {BEGUN: True})
+            except BrokerError as away:
+                log.warning("run.not_renewed", request_id=held.job.request_id, error=str(away))
+                return
+            if self._runs.get(run) is held:
+                self._since[run] = moment
 
     async def finished(self, grace: float) -> None:
         """Returns when nothing is held any more, or after ``grace`` seconds."""

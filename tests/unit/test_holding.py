@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import pytest
 
 from headrace.broker.embedded import Embedded
-from headrace.broker.ports import BrokerUnavailable, ClaimAnswer, ClaimRequest, Delivery, Message
+from headrace.broker.ports import BrokerUnavailable, ClaimAnswer, ClaimRequest, Delivery, HeaderValue, Message
 from headrace.protocol import jobs
 from headrace.protocol.jobs import DerenderJob
-from headrace.workers.holding import Holding
+from headrace.workers.holding import BEGUN, Holding
+from headrace.workers.terms import Terms
 from tests.line import CLIENT
 
 QUEUE = "derender.demo"
@@ -99,3 +100,62 @@ async def test_a_delivery_that_came_again_stands_for_the_run(home: Embedded) -> 
     assert held.delivery is again
     await holding.hand_over()
     assert await home.broker.queues.depth(QUEUE) == RUNS
+
+
+async def test_a_delivery_is_renewed_after_half_of_the_time_that_it_was_held_and_once_for_each_half(
+    home: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[str] = []
+
+    async def retry(delivery: Delivery, delay: float, headers: Mapping[str, HeaderValue]) -> None:
+        assert headers[BEGUN]
+        renewed.append(delivery.request_id)
+
+    monkeypatch.setattr(home.broker.queues, "retry", retry)
+    holding: Holding[Held] = Holding(
+        home.broker, "derender", "one", terms=Terms(consumer_timeout=100.0), clock=lambda: 1000.0
+    )
+    for name, since in (("long", 970.0), ("new", None)):
+        job = DerenderJob(client=CLIENT, request_id=name, model="demo")
+        holding.add(Held(job, Delivery(QUEUE, b"", name, {}, redelivered=False, token=name), 1), since)
+    heard = []
+    for moment in (1019.0, 1020.0, 1049.0, 1050.0, 1069.0, 1070.0):
+        await holding.renew(moment)
+        heard.append(list(renewed))
+        renewed.clear()
+    assert heard == [[], ["long"], [], ["new"], [], ["long"]]
+
+
+async def test_a_worker_that_ends_while_a_copy_is_on_its_way_loses_nothing(home: Embedded) -> None:
+    holding = await held_by(home, "one")
+    runs = holding.runs()
+    await holding.renew(2e9)
+    await holding.hand_over()
+    async with asyncio.timeout(20), home.broker.queues.consume(QUEUE, RUNS) as deliveries:
+        found = [jobs.decode((await anext(deliveries)).body) for _ in range(RUNS)]
+    assert sorted(job.run for job in found) == sorted(runs)
+    assert await home.broker.queues.depth(QUEUE) == 0
+    answers = {(await home.broker.runs.claim(claim(run, "two"))).answer for run in runs}
+    assert answers == {ClaimAnswer.NEW}
+
+
+async def test_what_cannot_be_renewed_now_is_at_the_next_look(home: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    holding = await held_by(home, "one")
+    retry, away = home.broker.queues.retry, True
+
+    async def sometimes(delivery: Delivery, delay: float, headers: Mapping[str, HeaderValue]) -> None:
+        if away:
+            raise BrokerUnavailable("away")
+        await retry(delivery, 0.0, headers)
+
+    monkeypatch.setattr(home.broker.queues, "retry", sometimes)
+    await holding.renew(2e9)
+    away = False
+    await holding.renew(2e9)
+    async with asyncio.timeout(20), home.broker.queues.consume(QUEUE, RUNS) as deliveries:
+        for _ in range(RUNS):
+            again = await anext(deliveries)
+            (held,) = [each for each in holding if each.job == jobs.decode(again.body)]
+            await holding.adopt(held, again)
+    assert len(holding) == RUNS
+    assert await home.broker.queues.depth(QUEUE) == 0

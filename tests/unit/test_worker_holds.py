@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -35,6 +36,7 @@ from headrace.workers.generate.engines.null import NullEngine, NullSettings
 from headrace.workers.generate.worker import GenerateWorker
 from headrace.workers.generate.writer import LogWriter, Writing
 from headrace.workers.outcome import End, failed
+from headrace.workers.terms import Terms
 from tests.line import CLIENT, WAIT_S, listening, raw, roles, working
 from tests.line import demo_spec as spec
 
@@ -139,7 +141,7 @@ async def test_a_run_that_left_and_came_back_goes_on_from_its_log_not_from_what_
     tokens = await undisturbed(job)
     message = Message(jobs.encode(job), "r1")
     async with home.connect() as broker:
-        worker = GenerateWorker(broker, spec(), engine=Watched(again, held), heartbeat=60)
+        worker = GenerateWorker(broker, spec(), engine=Watched(again, held), terms=Terms(heartbeat=60))
         async with working([worker]):
             await home.broker.queues.publish(GENERATE, message)
             await until_there(broker, job.run, Position(1, 1))
@@ -172,7 +174,7 @@ async def test_a_run_that_could_not_be_passed_on_is_free_for_another_worker(
     async with home.connect() as broker:
         monkeypatch.setattr(broker.queues, "publish", full)
         monkeypatch.setattr(broker.queues, "retry", retry)
-        async with working([GenerateWorker(broker, spec(), engine=NullEngine(), heartbeat=60)]):
+        async with working([GenerateWorker(broker, spec(), engine=NullEngine(), terms=Terms(heartbeat=60))]):
             await home.broker.queues.publish(GENERATE, Message(jobs.encode(job), "r1"))
             async with asyncio.timeout(WAIT_S):
                 await parked.wait()
@@ -209,7 +211,7 @@ async def test_a_run_whose_outcome_was_written_elsewhere_is_told_and_let_go(home
     async with (
         listening(home.broker) as client,
         home.connect() as broker,
-        working([DerenderWorker(broker, spec(), heartbeat=0.06)]),
+        working([DerenderWorker(broker, spec(), terms=Terms(heartbeat=0.06))]),
     ):
         await derendering(home, job)
         await home.broker.log.append([writing_of(job, epoch, [], [1]).batch()])
@@ -226,7 +228,7 @@ async def test_a_derender_job_that_comes_again_under_a_new_epoch_is_held_once(ho
     epoch = await claimed(home.broker, job, "gone")
     await home.broker.log.append([writing_of(job, epoch, [], [1]).batch()])
     async with listening(home.broker) as client, home.connect() as broker:
-        worker = DerenderWorker(broker, spec(), heartbeat=60)
+        worker = DerenderWorker(broker, spec(), terms=Terms(heartbeat=60))
         async with working([worker], grace=0.0):
             await derendering(home, job)
             await client.until(lambda: len(client.chunks("r1")) == 1)
@@ -260,14 +262,14 @@ async def test_a_run_that_cannot_be_told_is_given_up_and_its_neighbours_are_told
 
 
 @pytest.mark.parametrize("wide", [1, 1000])
-async def test_chunks_that_are_too_large_together_are_told_one_by_one_and_one_too_large_by_itself_is_left_out(
+async def test_chunks_that_are_too_large_together_are_told_one_by_one_and_one_too_large_by_itself_in_parts(
     home: Embedded, monkeypatch: pytest.MonkeyPatch, wide: int
 ) -> None:
     publish = home.broker.topics.publish
 
     async def limited(messages: Sequence[TopicMessage]) -> None:
         if any(len(message.body) > 2500 for message in messages):
-            raise MessageTooLarge("over 2500 bytes")
+            raise MessageTooLarge("over 2500 bytes", 2500)
         await publish(messages)
 
     monkeypatch.setattr(home.broker.topics, "publish", limited)
@@ -279,7 +281,10 @@ async def test_chunks_that_are_too_large_together_are_told_one_by_one_and_one_to
     async with listening(home.broker) as client, working(roles(home.broker)):
         await derendering(home, job)
         await client.outcome("r1")
-    assert [event.seq for event in client.chunks("r1")] == [seq for seq in range(22) if seq != 20 or wide == 1]
+    told = client.chunks("r1")
+    assert [event.seq for event in told] == list(range(22))
+    assert json.loads(bytes(told[20].chunk))["choices"][0]["token_ids"] == [100] * wide
+    assert client.parted == (2 if wide == 1000 else 0)
 
 
 async def test_a_run_that_took_down_its_tellers_is_given_up_and_told_so(home: Embedded) -> None:

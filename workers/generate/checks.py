@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+import msgspec
+
 from headrace.protocol.errors import BadRequest
 from headrace.protocol.generate import GenerateRequest
 from headrace.protocol.sampling import RepetitionDetectionParams, SamplingParams
@@ -123,3 +125,22 @@ class Limits:
         if params.logprobs is not None and not 0 <= params.logprobs <= self.max_logprobs:
             path = "sampling_params.logprobs"
             raise BadRequest(f"{path} must be from 0 to {self.max_logprobs}, got {params.logprobs}.", param=path)
+
+
+_CHAT_NAMES: Final = {
+    "structured_outputs": ("response_format",),
+    "max_tokens": ("max_completion_tokens",),
+    "logprobs": ("top_logprobs",),
+}
+"""Sampling parameters that a chat or completion request may have asked for under another name."""
+
+
+def in_words_of_chat(error: BadRequest, source: bytes) -> BadRequest:
+    """What the engine says of a sampling parameter, by the name that the client used."""
+    prefix = "sampling_params."
+    if error.param is None or not error.param.startswith(prefix):
+        return error
+    name = error.param.removeprefix(prefix)
+    sent = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
+    used = next((other for other in _CHAT_NAMES.get(name, ()) if other in sent), name)
+    return BadRequest(error.message.replace(prefix + name, used), param=used)

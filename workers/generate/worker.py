@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final
+from functools import partial
 
 import msgspec
-from msgspec import UNSET
-from pydantic import ValidationError
 
 from headrace.broker.entries import Position
 from headrace.broker.ports import (
@@ -22,186 +19,115 @@ from headrace.broker.ports import (
     BrokerError,
     Claim,
     ClaimAnswer,
-    ClaimRequest,
     Delivery,
     Message,
     Release,
 )
 from headrace.logs import get_logger
-from headrace.protocol import GenerateRequest, jobs
-from headrace.protocol.errors import (
-    BadRequest,
-    Cancelled,
-    Conflict,
-    DeadlineExceeded,
-    Exhausted,
-    HeadraceError,
-    Interrupted,
-    NotFound,
-    StreamLost,
-    bad_request,
-)
-from headrace.protocol.jobs import DerenderJob, EnvelopeError, GenerateJob
+from headrace.protocol import jobs
+from headrace.protocol.errors import Cancelled, DeadlineExceeded, HeadraceError, Interrupted, StreamLost
+from headrace.protocol.jobs import DerenderJob
 from headrace.protocol.wire import Usage
-from headrace.workers.follow import Follower, read_all
+from headrace.workers.follow import Follower
+from headrace.workers.generate.deadlines import Deadlines
 from headrace.workers.generate.engine import Admission, ChoiceSoFar, Engine
 from headrace.workers.generate.engines import build
+from headrace.workers.generate.gate import Vitals
+from headrace.workers.generate.held import Asked, Held
+from headrace.workers.generate.resume import durable
+from headrace.workers.generate.taking import Taking, window
+from headrace.workers.generate.turns import Turns
+from headrace.workers.generate.waiting import Waiting
+from headrace.workers.generate.watch import Watch
 from headrace.workers.generate.writer import LogWriter, Writing
 from headrace.workers.holding import Holding
 from headrace.workers.models import ModelSpec
-from headrace.workers.outcome import End, Failure, conclude, failed, tell, tell_only
-from headrace.workers.runtime import BEATS_PER_LIFE, HEARTBEAT_S, guarded, now, take, worker_name
+from headrace.workers.outcome import End, Failure
+from headrace.workers.probe import probe
+from headrace.workers.runtime import guarded, now, passed_on, take, worker_name
+from headrace.workers.terms import DEFAULT_TERMS, Terms
 
 log = get_logger()
 
 
-@dataclass(slots=True)
-class Held:
-    """A run that this worker generates."""
-
-    job: GenerateJob
-    delivery: Delivery
-    epoch: int
-    writing: Writing
-    deadline: float
-
-
 class GenerateWorker:
-    """Consumes ``generate.<model>``, writes the logs, publishes one ``derender.<model>`` job for each claim."""
+    """Consumes ``generate.<model>`` in its lanes, writes the logs, publishes one ``derender.<model>`` job a claim."""
 
     def __init__(
-        self, broker: Broker, spec: ModelSpec, *, engine: Engine | None = None, heartbeat: float = HEARTBEAT_S
+        self, broker: Broker, spec: ModelSpec, *, engine: Engine | None = None, terms: Terms = DEFAULT_TERMS
     ) -> None:
         self.name = worker_name("generate")
         self._broker = broker
         self._spec = spec
         self._engine = build(spec) if engine is None else engine
-        self._heartbeat = heartbeat
-        self._queue = jobs.queue_of("generate", spec.name)
+        self._terms = terms
+        self._lanes = [jobs.queue_of("generate", spec.name, lane) for lane in jobs.LANES]
+        self._backlogs = jobs.backlogs_of("generate", spec.name)
         self._next = jobs.queue_of("derender", spec.name)
-        self._held: Holding[Held] = Holding(broker, "generate", self.name)
-        self._claiming: set[str] = set()
+        self._held: Holding[Held] = Holding(broker, "generate", self.name, terms=terms)
+        self._deadlines = Deadlines()
         self._writer = LogWriter(broker.log, self._appended)
+        self._rows: int
+        self._turns: Turns
+        self._watch: Watch
+        self._taking: Taking
         self._tasks: asyncio.TaskGroup
 
     async def start(self) -> None:
         """Loads the model."""
+        broker, spec, terms = self._broker, self._spec, self._terms
         await self._engine.start()
-        await self._broker.queues.declare([self._queue, self._next])
+        await broker.queues.declare([*self._lanes, *self._backlogs, self._next])
+        self._rows = self._engine.capacity().rows
+        self._turns = Turns(Waiting(terms.weights), self._rows + self._spare)
+        self._watch = Watch(broker, self.name, spec.name, self._held, self._turns, self._rows, terms)
+        self._taking = Taking(
+            broker, spec, self._engine, self.name, self._held, self._turns, self._watch, self._admit, terms
+        )
 
     async def run(self, stop: asyncio.Event, grace: float) -> None:
         """Generates until ``stop``, then finishes what ``grace`` seconds allow and hands the rest over."""
+        prefetch = self._rows + self._spare + window(self._rows)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 stepping = self._tasks.create_task(self._step_on())
-                beating = self._tasks.create_task(self._beat_on())
+                chores = [self._tasks.create_task(chore) for chore in (self._beat_on(), self._watch.go_on())]
                 writing = self._tasks.create_task(self._writer.run())
-                await take(self._broker, self._queue, self._prefetch(), self._handle, stop)
+                async with asyncio.TaskGroup() as taking:
+                    taking.create_task(self._leave_at(stop))
+                    serve = partial(take, self._broker, stop=stop, terms=self._terms)
+                    for queue in (*self._lanes, *self._backlogs):
+                        taking.create_task(serve(queue, prefetch, self._taking.handle))
                 await self._held.finished(grace)
                 stepping.cancel()
                 self._writer.close()
-                await asyncio.wait((writing,), timeout=self._heartbeat)
-                writing.cancel()
-                beating.cancel()
+                await asyncio.wait((writing,), timeout=self._terms.heartbeat)
+                for task in (writing, *chores):
+                    task.cancel()
         finally:
             await self._held.hand_over()
             await self._engine.stop()
 
-    def _prefetch(self) -> int:
-        """The engine's rows, and a few more so that a row never waits for the broker."""
-        rows = self._engine.capacity().rows
-        return rows + max(2, rows // 4)
+    @property
+    def _spare(self) -> int:
+        """Rows that wait in the engine, so that one that is free never waits for the broker."""
+        return max(2, self._rows // 4)
 
-    # ------------------------------------------------------------------------------------------ taking a job
+    @property
+    def vitals(self) -> Vitals:
+        """How the worker is doing."""
+        return self._watch.vitals
 
-    async def _handle(self, delivery: Delivery) -> None:
-        job = jobs.decode(delivery.body)
-        if not isinstance(job, GenerateJob):
-            raise EnvelopeError(f"type: {type(job).__name__} is not for a generate queue")
-        job = jobs.stamp(job, now())
-        request = self._checked(job)
-        if job.run in self._claiming:
-            await self._park(delivery)
-            return
-        self._claiming.add(job.run)
-        try:
-            claim = await self._claim(job, delivery)
-            await self._answer(claim, job, request, delivery)
-        finally:
-            self._claiming.discard(job.run)
+    async def _leave_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._turns.leave()
 
-    def _checked(self, job: GenerateJob) -> GenerateRequest:
-        try:
-            request = GenerateRequest.model_validate_json(bytes(job.request))
-        except ValidationError as error:
-            raise bad_request(error) from None
-        request.request_id = job.request_id
-        if request.model is not None and request.model != self._spec.name:
-            raise NotFound(f"model: {request.model!r} is not served here, {self._spec.name!r} is", param="model")
-        try:
-            self._engine.check(request)
-        except BadRequest as error:
-            raise error if job.source is UNSET else _in_words_of_chat(error, bytes(job.source)) from None
-        return request
+    # ------------------------------------------------------------------------------------------ beginning a run
 
-    async def _claim(self, job: GenerateJob, delivery: Delivery) -> Claim:
-        return await self._broker.runs.claim(
-            ClaimRequest(
-                run=job.run,
-                role="generate",
-                worker=self.name,
-                digest=jobs.digest_of(job),
-                deadline=job.deadline or 0.0,
-                replay_ttl=job.replay_ttl,
-                heartbeat=self._heartbeat,
-                redelivered=delivery.redelivered,
-                job=jobs.encode(job),
-            )
-        )
-
-    async def _answer(self, claim: Claim, job: GenerateJob, request: GenerateRequest, delivery: Delivery) -> None:
-        queues = self._broker.queues
-        match claim.answer:
-            case ClaimAnswer.NEW:
-                await self._admit(claim, job, request, delivery)
-            case ClaimAnswer.MINE:
-                held = self._held.get(job.run)
-                if held is None:
-                    await self._admit(claim, job, request, delivery)
-                elif held.job.topic != job.topic:
-                    await self._park(delivery)  # the same request sent again by another listener: told at the end
-                else:
-                    await self._held.adopt(held, delivery)
-            case ClaimAnswer.ALIVE | ClaimAnswer.ENDED:
-                await self._park(delivery)
-            case ClaimAnswer.DONE:
-                assert claim.outcome is not None, "a run that is done has its outcome"
-                await tell(self._broker, claim.outcome, to=job)
-                await queues.ack(delivery)
-            case ClaimAnswer.CONFLICT:
-                taken = Conflict("request_id: it was used before with another body", param="request_id")
-                await tell_only(self._broker, job, taken, to=job)
-                await queues.ack(delivery)
-            case ClaimAnswer.CANCELLED:
-                await self._refuse(job, Cancelled(claim.reason or "cancelled"), delivery)
-            case ClaimAnswer.EXPIRED:
-                late = DeadlineExceeded("deadline: it passed before the request was generated", param="deadline")
-                await self._refuse(job, late, delivery)
-            case ClaimAnswer.EXHAUSTED:
-                why = f"the request failed {claim.attempts} times and took down {claim.rescues} workers"
-                await conclude(self._broker, failed(job, Exhausted(why)), to=job, replay_ttl=job.replay_ttl)
-                await queues.bury(delivery, why)
-
-    async def _refuse(self, job: GenerateJob, error: HeadraceError, delivery: Delivery) -> None:
-        await conclude(self._broker, failed(job, error), to=job, replay_ttl=job.replay_ttl)
-        await self._broker.queues.ack(delivery)
-
-    async def _park(self, delivery: Delivery) -> None:
-        """Another holder lives, or was alive a moment ago: look again soon."""
-        await self._broker.queues.retry(delivery, self._heartbeat / BEATS_PER_LIFE)
-
-    async def _admit(self, claim: Claim, job: GenerateJob, request: GenerateRequest, delivery: Delivery) -> None:
+    async def _admit(self, claim: Claim, asked: Asked) -> None:
         """From here on the run is ours: from the durable tokens, if an earlier epoch left some."""
+        probe("generate.claimed")
+        job = asked.job
         stale = self._held.get(job.run)
         if stale is not None:  # others had the run meanwhile: what the engine still has of it is not what is durable
             self._let_go(stale)
@@ -211,45 +137,31 @@ class GenerateWorker:
         try:
             if claim.chunks or claim.answer is ClaimAnswer.MINE:
                 follower = Follower()
-                resume = await self._durable(job.run, follower)
-            await self._broker.queues.publish(self._next, self._derender_job(job, delivery))
+                resume = await durable(self._broker.log, job.run, follower)
+            await self._broker.queues.publish(self._next, _derender_job(asked))
+            probe("generate.handed_on")
         except BrokerError:  # the job will be tried again by anyone: who gets it must find the run free
             await self._broker.runs.release(job.run, "generate", claim.epoch, Release.HANDOVER)
             raise
         writing = Writing(job.run, after=follower.position, chunks=follower.chunks, running=follower.running)
-        held = Held(job, delivery, claim.epoch, writing, job.deadline or 0.0)
-        self._held.add(held)
-        if resume and self._engine.resume == "refuse":
-            lost = Interrupted("the worker was lost, and this engine cannot go on from what it had sent")
-            self._end(held, lost)
-            return
-        self._engine.admit(Admission(job.run, request, resume, job.client))
-
-    async def _durable(self, run: str, follower: Follower) -> tuple[ChoiceSoFar, ...]:
-        """What earlier epochs wrote, by choice."""
-        tokens: dict[int, list[int]] = {}
-        finished: dict[int, str] = {}
-        for _, chunk in await read_all(self._broker.log, run, follower):
-            for choice in chunk.choices if chunk is not None else ():
-                tokens.setdefault(choice.index, []).extend(choice.token_ids or ())
-                if choice.finish_reason is not None:
-                    finished[choice.index] = choice.finish_reason
-        return tuple(ChoiceSoFar(index, tuple(ids), finished.get(index)) for index, ids in sorted(tokens.items()))
-
-    @staticmethod
-    def _derender_job(job: GenerateJob, delivery: Delivery) -> Message:
-        told = DerenderJob(
-            **jobs.follow_on(job),
-            endpoint=job.endpoint,
-        )
-        return Message(jobs.encode(told), job.request_id, delivery.headers)
+        held = Held(job, asked.delivery, claim.epoch, writing, asked.rows)
+        can_go_on = not resume or self._engine.resume != "refuse"
+        if can_go_on:
+            self._engine.admit(Admission(job.run, asked.request, resume, job.client))
+        self._held.add(held, asked.since)
+        self._deadlines.add(job.run, job.deadline or 0.0)
+        if not can_go_on:
+            self._end(held, Interrupted("the worker was lost, and this engine cannot go on from what it had sent"))
+        probe("generate.admitted")
 
     # ------------------------------------------------------------------------------------------ generating
 
     async def _step_on(self) -> None:
         while True:
             await self._writer.room()
-            for output in await self._engine.step():
+            outputs = await self._engine.step()
+            self._end_late()
+            for output in outputs:
                 held = self._held.get(output.run)
                 if held is None or held.writing.ended:
                     continue
@@ -268,6 +180,7 @@ class GenerateWorker:
             return
         match appended.answer:
             case Append.STORED | Append.ALREADY if ended:
+                probe("generate.ended")
                 self._let_go(held)
                 self._settle(held, self._broker.queues.ack)
             case Append.STORED | Append.ALREADY:
@@ -276,7 +189,7 @@ class GenerateWorker:
             case Append.FENCED:
                 log.warning("run.fenced", request_id=held.job.request_id, epoch=held.epoch, worker=self.name)
                 self._let_go(held)
-                self._settle(held, self._park)
+                self._settle(held, self._taking.park)
             case Append.LOST:
                 log.error("run.lost", request_id=held.job.request_id, epoch=held.epoch, worker=self.name)
                 self._let_go(held)
@@ -288,50 +201,51 @@ class GenerateWorker:
             await self._broker.runs.release(held.job.run, "generate", held.epoch, Release.FAILED)
             await self._broker.queues.retry(held.delivery, 1.0)
         else:
-            await self._refuse(held.job, StreamLost("stored output was lost; send the request again"), held.delivery)
+            lost = StreamLost("stored output was lost; send the request again")
+            await self._taking.refuse(held.job, lost, held.delivery)
+
+    def _end_late(self) -> None:
+        """Ends the runs whose deadline has come."""
+        for run in self._deadlines.late(now()):
+            if (held := self._held.get(run)) is not None:
+                self._end(held, DeadlineExceeded("deadline: it passed while generating", param="deadline"))
 
     def _let_go(self, held: Held) -> None:
         self._engine.cancel(held.job.run)
         self._held.drop(held)
+        self._deadlines.drop(held.job.run)
+        self._taking.end_trial(held.job.run)
+        self._turns.free(held.rows)
 
     def _settle(self, held: Held, how: Callable[[Delivery], Awaitable[None]]) -> None:
         self._tasks.create_task(guarded(self._broker, held.delivery, how))
 
+    # ------------------------------------------------------------------------------------------ signs of life
+
     async def _beat_on(self) -> None:
         """Shows that this worker lives, hears who was cancelled, and ends what is past its deadline."""
         while True:
+            runs = [*self._held.runs(), *(place.run for place in self._turns)]
             try:
-                cancelled = await self._broker.runs.beat(self.name, self._held.runs(), self._heartbeat)
+                cancelled = await self._broker.runs.beat(self.name, runs, self._terms.heartbeat)
             except BrokerError as away:
                 log.warning("worker.beat_failed", worker=self.name, error=str(away))
                 cancelled = {}
-            moment = now()
-            for held in self._held:
-                reason = cancelled.get(held.job.run)
-                if reason is not None:
+            for run, reason in cancelled.items():
+                if (held := self._held.get(run)) is not None:
                     self._end(held, Cancelled(reason))
-                elif held.deadline <= moment:
-                    self._end(held, DeadlineExceeded("deadline: it passed while generating", param="deadline"))
-            await asyncio.sleep(self._heartbeat / BEATS_PER_LIFE)
+                else:
+                    self._turns.turn_away(run, Cancelled(reason))
+            self._end_late()
+            late = DeadlineExceeded("deadline: it passed before the engine had room", param="deadline")
+            self._turns.end_late(now(), late)
+            await asyncio.sleep(self._terms.beat)
 
 
-_CHAT_NAMES: Final = {
-    "structured_outputs": ("response_format",),
-    "max_tokens": ("max_completion_tokens",),
-    "logprobs": ("top_logprobs",),
-}
-"""Sampling parameters that a chat or completion request may have asked for under another name."""
-
-
-def _in_words_of_chat(error: BadRequest, source: bytes) -> BadRequest:
-    """What the engine says of a sampling parameter, by the name that the client used."""
-    prefix = "sampling_params."
-    if error.param is None or not error.param.startswith(prefix):
-        return error
-    name = error.param.removeprefix(prefix)
-    sent = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
-    used = next((other for other in _CHAT_NAMES.get(name, ()) if other in sent), name)
-    return BadRequest(error.message.replace(prefix + name, used), param=used)
+def _derender_job(asked: Asked) -> Message:
+    job = asked.job
+    told = DerenderJob(**jobs.follow_on(job), endpoint=job.endpoint)
+    return Message(jobs.encode(told), job.request_id, passed_on(asked.delivery), job.deadline)
 
 
 def _end(usage: Usage | None, error: HeadraceError | None, extra: dict[str, object]) -> End:

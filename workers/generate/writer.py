@@ -13,6 +13,7 @@ from headrace.broker.ports import Appended, Batch, BrokerUnavailable, TokenLog
 from headrace.logs import get_logger
 from headrace.protocol.wire import TokenChunk
 from headrace.workers.outcome import End, encode_end
+from headrace.workers.probe import probe
 
 log = get_logger()
 
@@ -101,7 +102,9 @@ class LogWriter:
         if not writings:
             return
         batches = [writing.batch() for writing in writings]
+        probe("generate.before_append")
         answers = await self._append(batches)
+        probe("generate.after_append")
         self._pending -= sum(len(batch.entries) for batch in batches)
         if self._pending <= MOST_PENDING:
             self._room.set()
