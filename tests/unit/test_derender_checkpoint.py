@@ -44,6 +44,7 @@ PIECES = (
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 ASKED = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "n": 2, "logprobs": True, "top_logprobs": 1}
 PROMPT = [5, 6, 7]
+RUN = jobs.run_of("tester", "r")
 DELIVERY = Delivery("derender.demo", b"", "r", {}, redelivered=False, token=None)
 
 
@@ -131,7 +132,7 @@ def test_a_run_that_is_taken_over_anywhere_is_told_as_if_it_was_not(
     told, heard, before = told_of(job), list[bytes](), 0
     for cut in cuts:
         heard += events(told, log[before:cut])
-        saved = checkpoint.read(checkpoint._encode(Saved.of(told)))
+        saved = checkpoint.read(checkpoint._encode(Saved.of(told)), job.run)
         assert saved is not None
         told, before = told_of(job, saved), cut
     heard += events(told, log[before:])
@@ -148,19 +149,26 @@ def state_of(told: Told, **changed: object) -> bytes:
 
 
 def test_a_checkpoint_of_this_core_is_read() -> None:
-    saved = checkpoint.read(state_of(told_of(job_of("chat"))))
+    saved = checkpoint.read(state_of(told_of(job_of("chat"))), RUN)
     assert saved is not None
     assert (saved.core, saved.chunks, saved.follower().position) == (CORE, 0, Position())
 
 
 @pytest.mark.parametrize("core", ["", "0", CORE[:-1], CORE + "0", None, 7])
 def test_a_checkpoint_of_another_core_is_not_used(core: object) -> None:
-    assert checkpoint.read(state_of(told_of(job_of("chat")), core=core)) is None
+    assert checkpoint.read(state_of(told_of(job_of("chat")), core=core), RUN) is None
 
 
 @given(st.binary(max_size=100))
 def test_bytes_that_are_no_checkpoint_are_not_used(state: bytes) -> None:
-    assert checkpoint.read(state) is None
+    assert checkpoint.read(state, RUN) is None
+
+
+def test_a_checkpoint_that_is_cut_short_or_of_another_run_is_not_used() -> None:
+    state = state_of(told_of(job_of("chat")))
+    assert checkpoint.read(state, RUN) is not None
+    assert [checkpoint.read(state[:cut], RUN) for cut in range(len(state))] == [None] * len(state)
+    assert checkpoint.read(state, jobs.run_of("tester", "another")) is None
 
 
 @pytest.mark.parametrize("telling", ["{}", '{"choices":{"0":{"scan":{"phase":"call"}}}}', '{"choices":{"x":{}}}', "[]"])

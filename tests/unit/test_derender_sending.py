@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from msgspec import Raw
 
 from headrace.broker.embedded import Embedded
 from headrace.broker.ports import Broker, BrokerError, BrokerUnavailable, MessageTooLarge, TopicMessage
+from headrace.client.parts import Parts
 from headrace.protocol import jobs
-from headrace.protocol.jobs import ChunkEvent
+from headrace.protocol.jobs import ChunkEvent, PartEvent
 from headrace.workers.derender.sending import insist, send
 from tests.line import WAIT_S
 
@@ -31,7 +31,7 @@ class Topics:
         if self.refusals:
             raise self.refusals.pop(0)
         if any(len(message.body) > self.most for message in messages):
-            raise MessageTooLarge("over the limit")
+            raise MessageTooLarge("over the limit", self.most)
         self.sent += [message.body for message in messages]
 
 
@@ -76,11 +76,20 @@ async def test_what_is_refused_for_good_holds_up_nobody() -> None:
     assert amqp.sent == [event(1)]
 
 
-async def test_a_pack_that_is_too_large_is_sent_event_by_event_and_one_too_large_by_itself_is_told() -> None:
+async def test_a_pack_that_is_too_large_is_sent_event_by_event_and_one_too_large_by_itself_in_parts() -> None:
     amqp = Topics(most=300)
     pack = message(event(0), event(1, size=500), event(2))
-    with pytest.raises(MessageTooLarge):
-        await send(broker(amqp, Topics()), {"amqp": [pack]})
-    assert amqp.sent == [event(0), event(2)]
-    await insist(broker(amqp, Topics()), {"amqp": [pack]}, pause=60.0)
-    assert amqp.sent == [event(0), event(2)] * 2
+    for way in (
+        send(broker(amqp, Topics()), {"amqp": [pack]}),
+        insist(broker(amqp, Topics()), {"amqp": [pack]}, pause=60),
+    ):
+        amqp.sent.clear()
+        await way
+        first, *parts, last = amqp.sent
+        assert (first, last) == (event(0), event(2))
+        assert len(parts) > 1
+        together = Parts()
+        whole = [
+            together.add(part) for body in parts for part in jobs.decode_events(body) if isinstance(part, PartEvent)
+        ]
+        assert whole[-1] == event(1, size=500)

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from headrace.broker.embedded import Embedded
-from headrace.broker.entries import Position, advance
-from headrace.broker.ports import (
-    Append,
-    Broker,
-    BrokerUnavailable,
-    Checkpoint,
-    ClaimAnswer,
-    ClaimRequest,
-    Message,
-    TopicMessage,
-)
+from headrace.broker.ports import BrokerUnavailable, Checkpoint, TopicMessage
 from headrace.protocol import jobs
-from headrace.protocol.jobs import ChunkEvent, Delivery, DerenderJob, ErrorEvent, FinalEvent, GenerateJob
-from headrace.protocol.wire import TokenChoice, TokenChunk, Usage
+from headrace.protocol.jobs import Delivery, DerenderJob, ErrorEvent, FinalEvent, GenerateJob
 from headrace.workers.derender import checkpoint
 from headrace.workers.derender import worker as worker_module
 from headrace.workers.derender.checkpoint import Checkpoints
 from headrace.workers.derender.telling import InTokens
 from headrace.workers.derender.told import Told
 from headrace.workers.derender.worker import DerenderWorker
-from headrace.workers.follow import Follower
-from headrace.workers.generate.writer import Writing
-from headrace.workers.outcome import End
-from headrace.workers.runtime import serve
-from tests.line import CLIENT, WAIT_S, Listener, demo_spec, listening, raw, working
-
-QUEUE = "derender.demo"
-IDS = [31, 5, 2, 77, 1500, 12, 300, 301, 302, 9, 9, 410, 33, 35, 36, 37, 38, 39, 40, 41]
+from tests.line import CLIENT, WAIT_S, demo_spec, listening, raw, working
+from tests.unit.told_runs import IDS, QUEUE, QUICK, Run, killed_after, seqs, told_as_one, undisturbed
 
 
 @pytest.fixture
@@ -55,113 +35,6 @@ async def home() -> AsyncIterator[Embedded]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round is followed by a checkpoint of each run that it told something of."""
     monkeypatch.setattr(checkpoint, "EVERY_CHUNKS", 1)
-
-
-class Run:
-    """A run whose log a test writes, as its generate worker would."""
-
-    def __init__(self, home: Embedded, request_id: str, *, delivery: Delivery = "stream") -> None:
-        who: dict[str, Any] = {"client": CLIENT, "request_id": request_id, "model": "demo", "delivery": delivery}
-        request = raw({"token_ids": [5, 6, 7], "sampling_params": {}})
-        asked = raw({"messages": [{"role": "user", "content": "Hi"}]})
-        job = GenerateJob(**who, request=request, endpoint="/v1/chat/completions", source=asked)
-        self.job = jobs.stamp(job, time.time())
-        self.home = home
-        self._position = Position()
-        self._tokens: list[int] = []
-
-    async def begin(self) -> None:
-        """Claims the run under a new epoch; whoever had it before is dead."""
-        self.home.shelf.lapse(f"generator-{self._position.epoch - 1}")
-        claim = await self.home.broker.runs.claim(
-            ClaimRequest(
-                self.job.run,
-                "generate",
-                f"generator-{self._position.epoch}",
-                jobs.digest_of(self.job),
-                deadline=self.job.deadline or 0.0,
-                replay_ttl=60,
-                heartbeat=60,
-                job=jobs.encode(self.job),
-            )
-        )
-        assert claim.answer is ClaimAnswer.NEW
-        self._position = Position(claim.epoch, 0)
-
-    async def submit(self) -> None:
-        derender = DerenderJob(**jobs.follow_on(self.job), endpoint=self.job.endpoint)
-        await self.home.broker.queues.publish(QUEUE, Message(jobs.encode(derender), self.job.request_id))
-
-    async def write(self, ids: Sequence[int], *, ends: bool = False) -> None:
-        running = Follower().running
-        for token in self._tokens:
-            running = advance(running, 0, [token])
-        writing = Writing(self.job.run, after=self._position, chunks=len(self._tokens), running=running)
-        chunks = [TokenChunk("r", [TokenChoice(0, token_ids=[token])]) for token in ids]
-        writing.add(chunks, End(Usage(3, 3 + len(IDS), len(IDS))) if ends else None)
-        batch = writing.batch()
-        (appended,) = await self.home.broker.log.append([batch])
-        assert appended.answer is Append.STORED
-        self._position = batch.last
-        self._tokens += ids
-
-    async def saved(self, chunks: int) -> None:
-        """Returns once a checkpoint says that so many chunks were told."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                state = await self.home.broker.runs.load(self.job.run)
-                if state is not None and json.loads(state)["chunks"] == chunks:
-                    return
-                await asyncio.sleep(0)
-
-
-class Mortal(DerenderWorker):
-    """A worker that may be killed: it hands nothing over."""
-
-    async def _hand_over(self) -> None:
-        pass
-
-
-@asynccontextmanager
-async def killed_after(home: Embedded) -> AsyncIterator[Broker]:
-    """A worker at work, until it is killed; yields its connection."""
-    async with home.connect() as broker:
-        worker, ready = Mortal(broker, demo_spec(), heartbeat=60), asyncio.Event()
-        working = asyncio.create_task(serve([worker], stop=asyncio.Event(), ready=ready, grace=0.0))
-        await ready.wait()
-        try:
-            yield broker
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-    home.shelf.lapse(worker.name)
-
-
-def seqs(client: Listener, request_id: str) -> list[int]:
-    return [event.seq for event in client.chunks(request_id)]
-
-
-async def undisturbed(delivery: Delivery) -> tuple[list[bytes], bytes]:
-    """The chunks and the response of the run if one worker tells it."""
-    home = Embedded()
-    await home.broker.queues.declare([QUEUE])
-    run = Run(home, "r1", delivery=delivery)
-    async with listening(home.broker) as client, working([DerenderWorker(home.broker, demo_spec())]):
-        await run.begin()
-        await run.write(IDS, ends=True)
-        await run.submit()
-        outcome = await client.outcome("r1")
-        assert isinstance(outcome, FinalEvent)
-    home.close()
-    return [bytes(event.chunk) for event in client.chunks("r1")], without_time(bytes(outcome.response))
-
-
-def without_time(response: bytes) -> bytes:
-    return json.dumps(json.loads(response) | {"created": 0}).encode()
-
-
-def chunks_without_time(events: Sequence[ChunkEvent]) -> list[dict[str, Any]]:
-    return [json.loads(bytes(event.chunk)) | {"created": 0} for event in events]
 
 
 @pytest.mark.parametrize("delivery", ["stream", "tokens"])
@@ -186,9 +59,9 @@ async def test_a_run_of_a_killed_worker_goes_on_from_its_checkpoint(
         async with home.connect() as broker, working([DerenderWorker(broker, demo_spec())]):
             outcome = await client.outcome("r1")
     assert isinstance(outcome, FinalEvent)
-    assert seqs(client, "r1") == list(range(len(IDS)))
-    assert chunks_without_time(client.chunks("r1")) == [json.loads(chunk) | {"created": 0} for chunk in chunks]
-    assert without_time(bytes(outcome.response)) == response
+    assert seqs(client) == list(range(len(IDS)))
+    assert told_as_one(client) == chunks
+    assert bytes(outcome.response) == response
 
 
 async def test_chunks_after_the_checkpoint_are_told_again_as_they_were(
@@ -208,31 +81,88 @@ async def test_chunks_after_the_checkpoint_are_told_again_as_they_were(
         await run.write(IDS[14:], ends=True)
         async with home.connect() as broker, working([DerenderWorker(broker, demo_spec())]):
             await client.outcome("r1")
-    assert seqs(client, "r1") == [*range(14), *range(10, len(IDS))]
-    told = {event.seq: bytes(event.chunk) for event in client.chunks("r1")}
-    assert all(told[event.seq] == bytes(event.chunk) for event in client.chunks("r1"))
+    assert seqs(client) == [*range(14), *range(10, len(IDS))]
+    assert told_as_one(client) == (await undisturbed("stream"))[0]
 
 
-@pytest.mark.parametrize("why", ["another core", "unreadable", "not of this request"])
-async def test_a_checkpoint_that_is_of_no_use_has_the_log_told_from_its_start(
-    why: str, home: Embedded, at_once: None
+def changed(**fields: object) -> Callable[[bytes], bytes]:
+    return lambda state: json.dumps(json.loads(state) | fields).encode()
+
+
+BROKEN: dict[str, Callable[[bytes], bytes | None]] = {
+    "of another core": changed(core="older", k=3, chunks=3),
+    "of another run": changed(run="0" * 32),
+    "that is no state of a chat": changed(telling={"choices": {"0": 1}}),
+    "that is truncated": lambda state: state[: len(state) // 2],
+    "that is no JSON": lambda state: b"\x00",
+    "that is lost": lambda state: None,
+}
+
+
+@pytest.mark.parametrize("why", BROKEN)
+@pytest.mark.parametrize("delivery", ["stream", "tokens"])
+async def test_a_checkpoint_of_no_use_has_the_log_told_from_its_start_with_the_same_chunks(
+    why: str, delivery: Delivery, home: Embedded, at_once: None
 ) -> None:
+    run = Run(home, "r1", delivery=delivery)
+    await run.begin()
+    async with listening(home.broker) as client:
+        async with killed_after(home):
+            await run.submit()
+            await run.write(IDS[:10])
+            await run.saved(10)
+            await client.until(lambda: len(client.chunks("r1")) == 10)
+        assert run.record.state is not None
+        run.record.state = BROKEN[why](run.record.state)
+        await run.write(IDS[10:], ends=True)
+        async with home.connect() as broker, working([DerenderWorker(broker, demo_spec())]):
+            outcome = await client.outcome("r1")
+    chunks, response = await undisturbed(delivery)
+    in_tokens = (
+        delivery == "tokens" and why == "that is no state of a chat"
+    )  # tokens pass as they are: no state is used
+    assert seqs(client) == [*range(10), *range(10 if in_tokens else 0, len(IDS))]
+    assert told_as_one(client) == chunks
+    assert isinstance(outcome, FinalEvent)
+    assert bytes(outcome.response) == response
+
+
+async def test_a_worker_of_another_version_tells_what_one_of_this_version_would_have_told(
+    home: Embedded, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(home, "r1")
+    await run.begin()
+    async with listening(home.broker) as client:
+        for start, core in ((0, "older"), (7, "newer"), (14, "older")):
+            monkeypatch.setattr(checkpoint, "CORE", core)
+            async with killed_after(home):
+                if not start:
+                    await run.submit()
+                await run.write(IDS[start : start + 7], ends=start == 14)
+                if start < 14:
+                    await run.saved(start + 7)
+                else:
+                    outcome = await client.outcome("r1")
+    chunks, response = await undisturbed("stream")
+    assert seqs(client) == [*range(7), *range(14), *range(len(IDS))]
+    assert told_as_one(client) == chunks
+    assert isinstance(outcome, FinalEvent)
+    assert bytes(outcome.response) == response
+
+
+async def test_a_telling_that_failed_is_tried_again_without_the_checkpoint(home: Embedded, at_once: None) -> None:
     run = Run(home, "r1")
     await run.begin()
     async with listening(home.broker) as client:
         async with killed_after(home):
             await run.submit()
             await run.write(IDS[:10])
-            await client.until(lambda: len(client.chunks("r1")) == 10)
             await run.saved(10)
-            state = json.loads(await home.broker.runs.load(run.job.run) or b"")
-            changes = {"another core": {"core": "older"}, "not of this request": {"telling": {"choices": {"0": 1}}}}
-            changed = b"\x00" if why == "unreadable" else json.dumps(state | changes[why]).encode()
-            assert await home.broker.runs.save([Checkpoint(run.job.run, 1, changed)]) == [True]
+        run.record.holds["derender"].attempts = 1
         await run.write(IDS[10:], ends=True)
         async with home.connect() as broker, working([DerenderWorker(broker, demo_spec())]):
-            assert isinstance(await client.outcome("r1"), FinalEvent)
-    assert seqs(client, "r1") == [*range(10), *range(len(IDS))]
+            await client.outcome("r1")
+    assert seqs(client)[-len(IDS) :] == list(range(len(IDS)))
 
 
 @pytest.mark.parametrize("lost", [["log"], ["some of the log"]])
@@ -246,14 +176,13 @@ async def test_a_log_that_is_not_the_one_that_was_told_is_a_lost_stream(
             await run.submit()
             await run.write(IDS[:10])
             await run.saved(10)
-        record = home.shelf.find(run.job.run)
-        assert record is not None and record.log is not None
         if lost == ["log"]:
-            record.log = None
+            run.record.log = None
         else:
             await run.write(IDS[10:], ends=True)
-            del record.log[3:5]
-        async with home.connect() as broker, working([DerenderWorker(broker, demo_spec(), heartbeat=0.06)]):
+            assert run.record.log is not None
+            del run.record.log[3:5]
+        async with home.connect() as broker, working([DerenderWorker(broker, demo_spec(), terms=QUICK)]):
             outcome = await client.outcome("r1")
     assert isinstance(outcome, ErrorEvent)
     assert outcome.code == "stream_lost"

@@ -22,6 +22,7 @@ from headrace.protocol import wire
 from headrace.workers.derender.formats import ScanState
 from headrace.workers.derender.told import Told
 from headrace.workers.follow import Follower
+from headrace.workers.probe import probe
 
 log = get_logger()
 
@@ -52,6 +53,7 @@ class Saved(Struct, frozen=True):
     """A checkpoint as it is stored: the last entry that was told, and the follower's and the telling's state then."""
 
     core: str
+    run: str
     epoch: int
     k: int
     chunks: int
@@ -62,7 +64,7 @@ class Saved(Struct, frozen=True):
     def of(cls, told: Told) -> Saved:
         follower, position = told.follower, told.follower.position
         telling = Raw(told.telling.checkpoint())
-        return cls(CORE, position.epoch, position.k, follower.chunks, follower.running, telling)
+        return cls(CORE, told.job.run, position.epoch, position.k, follower.chunks, follower.running, telling)
 
     def follower(self) -> Follower:
         """A follower that is where the one before was."""
@@ -73,8 +75,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Saved).decode
 
 
-def read(state: bytes) -> Saved | None:
-    """The checkpoint in these bytes; None if it is not one of this core's."""
+def read(state: bytes, run: str) -> Saved | None:
+    """The checkpoint in these bytes; None if it is not one that this core took of the run."""
     try:
         saved = _decode(state)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -82,6 +84,9 @@ def read(state: bytes) -> Saved | None:
         return None
     if saved.core != CORE:
         log.info("checkpoint.of_another_core", core=saved.core, ours=CORE)
+        return None
+    if saved.run != run:
+        log.error("checkpoint.of_another_run", run=run, saved=saved.run)
         return None
     return saved
 
@@ -151,5 +156,6 @@ class Checkpoints:
                 await self._broker.via(via).flush()
             states = [ports.Checkpoint(run, told.epoch, state) for run, (told, state) in unwritten.items()]
             await self._broker.runs.save(states)
+            probe("derender.checkpoint_written")
         except BrokerError as away:
             log.warning("checkpoints.not_written", runs=len(unwritten), error=str(away))

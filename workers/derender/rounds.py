@@ -22,6 +22,7 @@ from headrace.workers.derender.outbox import Outbox
 from headrace.workers.derender.sending import insist
 from headrace.workers.derender.told import Told
 from headrace.workers.holding import Holding
+from headrace.workers.probe import probe
 
 log = get_logger()
 
@@ -62,6 +63,7 @@ class Rounds:
         self._behind: dict[str, Position] = {}
         """Where each run is read from next. Those behind are in the order of their turns."""
         self._ask_at = 0.0
+        self._busy_since: float | None = None
         self._some = asyncio.Event()
         self._leaving = False
         self.unsent: Sequence[Told] = ()
@@ -81,6 +83,11 @@ class Rounds:
         if not self._others and not self._behind and not self._leaving:
             self._some.clear()
 
+    @property
+    def behind(self) -> float:
+        """Seconds since all that was found in the logs was told; 0 while there is nothing to tell."""
+        return 0.0 if self._busy_since is None else self._clock() - self._busy_since
+
     def end(self) -> None:
         """This round is the last."""
         self._leaving = True
@@ -90,6 +97,8 @@ class Rounds:
     async def go_on(self) -> None:
         """Round after round, until the end."""
         while True:
+            if not self._behind:
+                self._busy_since = None
             await self._some.wait()
             if self._leaving:
                 return
@@ -107,6 +116,8 @@ class Rounds:
     async def _read(self, asked: Mapping[str, Position], *, wait: float) -> None:
         count = max(1, min(PER_RUN, PER_ROUND // len(asked)))
         found = await self._broker.log.read(asked, wait=wait, count=count)
+        if found and self._busy_since is None:
+            self._busy_since = self._clock()
         for part in _parts(found, max(1, PER_TURN // count)):
             await self._tell(part, asked, count)
             await asyncio.sleep(0)
@@ -124,7 +135,9 @@ class Rounds:
             told.take(entries, outbox)
             self._move(run, told.follower.position, behind=len(entries) == count)
         self.unsent = taken
+        probe("derender.chunks_taken")
         await insist(self._broker, outbox.take(), pause=self._pause)
+        probe("derender.chunks_sent")
         self.unsent = ()
         self._checkpoints.told(taken, self._clock())
         for told in taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from headrace.broker.ports import (
     Broker,
@@ -16,6 +17,7 @@ from headrace.broker.ports import (
 from headrace.logs import get_logger
 from headrace.protocol.jobs import Via
 from headrace.workers.derender.outbox import singly
+from headrace.workers.outcome import parts_of
 
 log = get_logger()
 
@@ -23,7 +25,7 @@ Messages = Mapping[Via, Sequence[TopicMessage]]
 
 
 async def send(broker: Broker, messages: Messages) -> None:
-    """Publishes; where a pack is too large, event by event. Raises MessageTooLarge once all that can be out are."""
+    """Publishes; where a pack is too large, event by event, and an event that is too large by itself in parts."""
     for via, theirs in messages.items():
         await _send(broker.via(via), theirs)
 
@@ -47,9 +49,6 @@ async def _insist(topics: ClientTopics, messages: Sequence[TopicMessage], pause:
         try:
             await _send(topics, messages)
             return
-        except MessageTooLarge as over:  # whoever misses the chunk asks for it, and is told why it does not come
-            log.error("event.too_large", error=str(over))
-            return
         except BrokerUnavailable as away:
             log.warning("topics.away", messages=len(messages), error=str(away))
             await asyncio.sleep(pause)
@@ -63,11 +62,9 @@ async def _send(topics: ClientTopics, messages: Sequence[TopicMessage]) -> None:
         await topics.publish(messages)
         return
     except MessageTooLarge:
-        over: MessageTooLarge | None = None
+        pass
     for message in singly(messages):
         try:
             await topics.publish([message])
-        except MessageTooLarge as error:
-            over = error
-    if over is not None:
-        raise over
+        except MessageTooLarge as over:
+            await topics.publish([replace(message, body=part) for part in parts_of(message.body, over.limit)])
