@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -11,8 +12,23 @@ from msgspec import Raw, Struct
 
 from headrace.broker.ports import Broker, MessageTooLarge, TopicMessage
 from headrace.protocol import errors, jobs
-from headrace.protocol.jobs import ErrorCode, ErrorEvent, FinalEvent, Identity, Terminal, Via
+from headrace.protocol.jobs import (
+    About,
+    Cancel,
+    ChunkEvent,
+    ErrorCode,
+    ErrorEvent,
+    FinalEvent,
+    Identity,
+    Job,
+    PartEvent,
+    Replay,
+    Sender,
+    Terminal,
+    Via,
+)
 from headrace.protocol.wire import Usage
+from headrace.workers.probe import probe
 
 _CODES: Final[dict[type[errors.HeadraceError], ErrorCode]] = {
     errors.BadRequest: "bad_request",
@@ -23,8 +39,14 @@ _CODES: Final[dict[type[errors.HeadraceError], ErrorCode]] = {
     errors.DeadlineExceeded: "expired",
     errors.Interrupted: "interrupted",
     errors.StreamLost: "stream_lost",
+    errors.QueueFull: "queue_full",
     errors.Exhausted: "exhausted",
 }
+
+
+_MOST: Final = 10**6
+_LEAST_TEXT: Final = 16
+"""Bytes of text in a part, however small the limit: the longest character as JSON fits."""
 
 
 class Recipient(Protocol):
@@ -67,7 +89,7 @@ def failed(request: Identity, error: errors.HeadraceError | Failure, *, chunks: 
     return ErrorEvent(
         client=request.client,
         request_id=request.request_id,
-        event_id=request.run,
+        event_id=request.event_id,
         code=failure.code,
         status=failure.status,
         error=failure.error,
@@ -83,7 +105,7 @@ def answered(request: Identity, response: bytes, *, chunks: int) -> FinalEvent:
     return FinalEvent(
         client=request.client,
         request_id=request.request_id,
-        event_id=request.run,
+        event_id=request.event_id,
         response=Raw(response),
         chunks=chunks,
         finished_at=time.time(),
@@ -96,22 +118,63 @@ async def conclude(
     """Makes the event the run's outcome, unless there is one already, and tells the one that stands."""
     ours = jobs.encode(event)
     stands = await broker.runs.outcome(event.run, ours, replay_ttl)
-    if stands == ours:
-        await _publish(broker, event, ours, to)
+    await _tell_what_stands(broker, event, ours, stands, to)
+
+
+async def turn_away(broker: Broker, request: Sender, error: errors.HeadraceError) -> None:
+    """Makes the error the outcome of a request that nobody has taken, and tells the one that stands.
+
+    Where the run is that of another request under the same id, only this client hears of it.
+    """
+    event = failed(request, error)
+    ours = jobs.encode(event)
+    if request.digest:
+        stands = await broker.runs.refuse(event.run, request.digest, ours, request.replay_ttl)
+    else:  # a job about a run that was taken before
+        stands = await broker.runs.outcome(event.run, ours, request.replay_ttl)
+    if stands is None:
+        await tell_only(broker, request, error, to=request)
     else:
-        await tell(broker, stands, to=to)
+        await _tell_what_stands(broker, event, ours, stands, request)
+
+
+async def _tell_what_stands(broker: Broker, event: Terminal, ours: bytes, stands: bytes, to: Recipient) -> None:
+    probe("outcome.written")
+    await _tell(broker, event if stands == ours else jobs.decode_terminal(stands), stands, to)
+    probe("outcome.told")
 
 
 async def tell(broker: Broker, outcome: bytes, *, to: Recipient) -> None:
-    """Publishes a stored outcome, at least once, always under its one event_id."""
-    event = jobs.decode_terminal(outcome)
+    """Publishes a stored outcome, at least once, always under its one event_id.
+
+    Whoever wrote it may have died before its job was counted no more: that is made up for.
+    """
+    await _tell(broker, jobs.decode_terminal(outcome), outcome, to)
+
+
+async def _tell(broker: Broker, event: Terminal, outcome: bytes, to: Recipient) -> None:
+    if isinstance(to, Job | Sender) and to.counted:
+        await broker.runs.leave(event.client, event.run)
     await _publish(broker, event, outcome, to)
 
 
 async def tell_only(broker: Broker, request: Identity, error: errors.HeadraceError, *, to: Recipient) -> None:
-    """Tells a client of an error that is not the run's outcome: the run under this request_id is another request."""
-    event = msgspec.structs.replace(failed(request, error), event_id=secrets.token_hex(16))
+    """Tells a client of an error that is not the run's outcome: of what it has sent about the run, or of another
+    request under its request_id."""
+    event = msgspec.structs.replace(failed(request, error), event_id=secrets.token_hex(16), about=_about(to))
     await _publish(broker, event, jobs.encode(event), to)
+
+
+def _about(to: Recipient) -> About | None:
+    match to:
+        case Cancel():
+            return "cancel"
+        case Replay():
+            return "replay"
+        case Sender(about=about):
+            return about
+        case _:
+            return None
 
 
 async def _publish(broker: Broker, event: Terminal, body: bytes, to: Recipient) -> None:
@@ -120,12 +183,42 @@ async def _publish(broker: Broker, event: Terminal, body: bytes, to: Recipient) 
     key = jobs.routing_key(event.client, kind, to.topic)
     try:
         await topics.publish([TopicMessage(key, body, durable=True, request_id=event.request_id)])
-    except MessageTooLarge as error:
-        # The outcome stands, and can be read from the run store; an event of this size cannot be sent.
-        kept = errors.TooLarge(f"the response is kept, but too large to be sent: {error}")
-        told = failed(event, kept, chunks=event.chunks)
-        key = jobs.routing_key(event.client, "error", to.topic)
-        await topics.publish([TopicMessage(key, jobs.encode(told), durable=True, request_id=event.request_id)])
+    except MessageTooLarge as over:
+        parts = parts_of(body, over.limit)
+        await topics.publish([TopicMessage(key, part, durable=True, request_id=event.request_id) for part in parts])
+
+
+def parts_of(event: bytes, limit: int) -> list[bytes]:
+    """The JSON of a chunk or of an outcome as numbered parts of at most about ``limit`` bytes each.
+
+    Parts of the same event that were cut for another limit have another ``of``: they do not fit together.
+    """
+    (whole,) = jobs.decode_events(event)
+    of = f"{whole.run}:{whole.seq}" if isinstance(whole, ChunkEvent) else whole.event_id
+    blank = PartEvent(
+        client=whole.client, request_id=whole.request_id, of=f"{of}/{limit}", part=_MOST, parts=_MOST, text=""
+    )
+    pieces = list(_pieces(event.decode(), max(_LEAST_TEXT, limit - len(jobs.encode(blank)))))
+    return [
+        jobs.encode(msgspec.structs.replace(blank, part=number, parts=len(pieces), text=piece))
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """The text cut at characters, so that each piece has at most ``size`` bytes as a JSON string."""
+    start = 0
+    while start < len(text):
+        count = size  # a character has at least one byte
+        while _json_size(piece := text[start : start + count]) > size:
+            count = max(1, min(count - 1, count * size // _json_size(piece)))
+        yield piece
+        start += count
+
+
+def _json_size(text: str) -> int:
+    """Bytes of the text within a JSON string."""
+    return len(msgspec.json.encode(text)) - 2
 
 
 encode_end = msgspec.json.Encoder().encode

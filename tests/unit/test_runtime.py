@@ -24,7 +24,7 @@ from headrace.protocol.errors import BadRequest
 from headrace.protocol.jobs import DEAD_QUEUE, EnvelopeError, ErrorEvent, FinalEvent
 from headrace.workers import runtime
 from headrace.workers.outcome import answered, conclude
-from headrace.workers.runtime import MAX_FAILURES, backoff, guarded, serve, take
+from headrace.workers.runtime import MAX_FAILURES, backoff, guarded, serve, take, worker_name
 from tests.line import CLIENT, Listener, listening, render_job, roles, working
 
 JOB = jobs.encode(render_job("r1", {"messages": [{"role": "user", "content": "Hi"}]}))
@@ -184,6 +184,10 @@ async def test_stopping_waits_for_what_was_taken(home: Embedded) -> None:
     assert await home.broker.queues.depth("render.demo") == 1
 
 
+def test_a_worker_that_was_started_again_has_another_name() -> None:
+    assert len({worker_name("generate") for _ in range(100)}) == 100
+
+
 async def test_a_role_that_fails_ends_the_process(home: Embedded) -> None:
     class Failing:
         name = "failing"
@@ -214,25 +218,22 @@ async def test_a_rendered_job_over_the_limit_is_told_to_its_client() -> None:
     assert event.code == "too_large"
 
 
-async def test_a_response_over_the_limit_is_kept_and_its_client_told(
-    home: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_response_over_the_limit_is_told_in_parts(home: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = home.broker.topics.publish
 
     async def limited(messages: list[object]) -> None:
         if any(len(message.body) > 1000 for message in messages):  # type: ignore[attr-defined]
-            raise MessageTooLarge("over 1000 bytes")
+            raise MessageTooLarge("over 1000 bytes", 1000)
         await publish(messages)  # type: ignore[arg-type]
 
     monkeypatch.setattr(home.broker.topics, "publish", limited)
     request = render_job("r1", {})
     async with listening(home.broker) as client:
         await conclude(home.broker, answered(request, b'"%s"' % (b"x" * 2000), chunks=0), to=request)
-        event = await outcomes(client)
-    assert event.code == "too_large"
-    kept = await home.broker.runs.result(jobs.run_of(CLIENT, "r1"))
-    assert kept is not None
-    assert isinstance(jobs.decode_terminal(kept), FinalEvent)
+        event = await client.outcome("r1")
+    assert isinstance(event, FinalEvent)
+    assert client.parted == 1
+    assert jobs.encode(event) == await home.broker.runs.result(jobs.run_of(CLIENT, "r1"))
 
 
 def test_the_wait_doubles_up_to_a_bound() -> None:
