@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from headrace.broker.tls import context
 from headrace.protocol.base import refusal
 from headrace.protocol.jobs import Via
 
@@ -47,6 +50,12 @@ class Settings(BaseSettings):
     redis_url: Annotated[str | None, Field(repr=False)] = Field(
         default=None, description="Redis, redis://user:password@host:port/db"
     )
+    tls_ca: Path | None = Field(
+        default=None,
+        description="file of the authorities that vouch for amqps:// and rediss://; the system's if not set",
+    )
+    tls_cert: Path | None = Field(default=None, description="file of this process's own certificate, for both servers")
+    tls_key: Path | None = Field(default=None, description="file of its key, if that is not in tls_cert")
     client: str = Field(
         default="local",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
@@ -70,8 +79,20 @@ class Settings(BaseSettings):
         le=7 * 24 * 3600,
         description="seconds that an outcome and its chunks stay readable",
     )
+    max_request_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=1024,
+        le=512 * 1024 * 1024,
+        description="bytes of the largest request that is taken",
+    )
     max_message_bytes: int = Field(
-        default=16 * 1024 * 1024, ge=1024, description="bytes of the largest request that is put on a queue"
+        default=16 * 1024 * 1024, ge=1024, description="bytes of the largest message that RabbitMQ is sent"
+    )
+    inline_bytes: int = Field(
+        default=1024 * 1024, ge=1024, description="bytes above which a request waits in Redis, and not in its queue"
+    )
+    queue_limit: int = Field(
+        default=100_000, ge=1, description="requests that wait in a queue at most; the same for every process"
     )
     stream_buffer: int = Field(
         default=1024, ge=1, description="chunks of one stream held for a reader that is behind; later ones are replayed"
@@ -90,7 +111,39 @@ class Settings(BaseSettings):
     heartbeat: float = Field(
         default=6.0, gt=0, description="seconds after which a worker that gives no sign of life is replaced"
     )
+    max_attempts: int = Field(default=5, ge=1, description="failures after which a request is given up")
+    max_rescues: int = Field(
+        default=3, ge=1, description="worker processes that a request may take down before it is given up"
+    )
+    consumer_timeout: float = Field(
+        default=1800.0, gt=0, description="seconds that RabbitMQ lets a worker hold a message: its consumer_timeout"
+    )
+    memory_limit: float = Field(
+        default=0.85, gt=0, le=1, description="share of Redis' memory in use above which no request is begun"
+    )
+    lag_limit: float = Field(
+        default=5.0, gt=0, description="seconds that derendering may be behind before no request is begun"
+    )
+    client_weights: dict[str, float] = Field(
+        default={}, description='shares of clients that wait at the same time, as {"evals": 0.5}; 1 unless named'
+    )
+    client_requests: int = Field(
+        default=0, ge=0, description="requests that one client may have under way; 0 for no limit"
+    )
+    client_tokens: int = Field(
+        default=0, ge=0, description="tokens of prompts and answers that one client may have under way; 0 for no limit"
+    )
+    verify_clients: bool = Field(
+        default=False, description="take a request only from the RabbitMQ user that is named as its client"
+    )
+    trusted_users: list[str] = Field(
+        default=[], description="RabbitMQ users that may send for any client, as workers and gateways do"
+    )
     grace: float = Field(default=30.0, ge=0, description="seconds that a stopping worker has to finish what it holds")
+    health_host: str = Field(default="127.0.0.1", description="address on which a worker answers /live and /ready")
+    health_port: int | None = Field(
+        default=None, ge=0, le=65535, description="port on which it does; it does not if not set"
+    )
     log_level: LogLevel = Field(default="info", description="least severe log event that is written")
     log_format: LogFormat = Field(default="json", description="form of log events: json lines, or console for people")
 
@@ -113,6 +166,18 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             raise SettingsError(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}.") from None
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What encrypted connections go by; None for the system's authorities. Raises SettingsError."""
+        if self.tls_ca is None and self.tls_cert is None:
+            return None
+        try:
+            return context(self.tls_ca, self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            named = " or ".join(
+                f"{PREFIX}{name.upper()}" for name in ("tls_ca", "tls_cert", "tls_key") if getattr(self, name)
+            )
+            raise SettingsError(f"{named} cannot be used: {error.strerror or error}.") from None
 
     @property
     def embedded(self) -> bool:

@@ -68,7 +68,7 @@ class Batch:
 
     async def _requests(self, stop: asyncio.Event) -> AsyncGenerator[Request, None]:
         with self.source.open("rb") as file:
-            for number, text in _lines(file, self.settings.max_message_bytes + _AROUND_BODY):
+            for number, text in _lines(file, self.settings.max_request_bytes + _AROUND_BODY):
                 if stop.is_set():
                     return
                 request = self._request(number, text)
@@ -85,7 +85,7 @@ class Batch:
             return None
         try:
             if text is None:
-                raise too_long(self.settings.max_message_bytes)
+                raise too_long(self.settings.max_request_bytes)
             line = read_line(text, number)
             met = self.ledger.meet(line.custom_id)
             if Met.READ in met:

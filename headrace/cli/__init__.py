@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from headrace.cli.batch import batch
+from headrace.cli.dead import dead
 from headrace.cli.demo import demo
 from headrace.cli.operate import doctor, topology
 from headrace.cli.requests import cancel, result, submit, tail
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for command in (demo, batch, worker, submit, tail, result, cancel, topology, doctor):
+for command in (demo, batch, worker, submit, tail, result, cancel, dead, topology, doctor):
     main.add_command(command)

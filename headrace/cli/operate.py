@@ -30,12 +30,13 @@ def topology(models: tuple[str, ...]) -> None:
 
 async def _topology(config: Settings, models: tuple[str, ...]) -> None:
     from headrace.client.connect import servers
-    from headrace.protocol.jobs import CONTROL_QUEUE, queue_of
+    from headrace.protocol.jobs import CONTROL_QUEUE, DEAD_QUEUE, INTAKE_QUEUE, queues_of
 
-    names = [queue_of(role, model) for model in models for role in ("render", "generate", "derender")]
+    names = [name for model in models for name in queues_of(model)]
+    shared = [CONTROL_QUEUE, INTAKE_QUEUE, DEAD_QUEUE]
     async with servers(config, name="headrace topology") as broker:
-        await broker.queues.declare([*names, CONTROL_QUEUE])
-        for name in (*names, CONTROL_QUEUE):
+        await broker.queues.declare([*names, *shared])
+        for name in (*names, *shared):
             click.echo(f"{await broker.queues.depth(name):>8,}  {name}")
 
 
@@ -61,12 +62,39 @@ async def _try_servers(config: Settings) -> bool:
 
     timing = Timing(connect=PATIENCE_S, call=PATIENCE_S)
 
+    tls = config.tls()
     amqp, redis = config.amqp_url or "", config.redis_url or ""
     good = [
-        await _try(masked(amqp), lambda: RabbitMQ.connect(config.amqp_urls, timing=timing, name="headrace doctor")),
-        await _try(masked(redis), lambda: connect_redis(redis, patience=PATIENCE_S)),
+        await _try(
+            masked(amqp), lambda: RabbitMQ.connect(config.amqp_urls, timing=timing, name="headrace doctor", tls=tls)
+        ),
+        await _try(masked(redis), lambda: connect_redis(redis, patience=PATIENCE_S, tls=tls)),
     ]
-    return all(good)
+    return all(good) and await _try_topics(config)
+
+
+async def _try_topics(config: Settings) -> bool:
+    """Whether this client hears its own topics, and no others."""
+    from headrace.broker.ports import BrokerError
+    from headrace.broker.rabbitmq import RabbitMQ, Timing
+
+    timing = Timing(connect=PATIENCE_S, call=PATIENCE_S)
+    async with RabbitMQ.connect(config.amqp_urls, timing=timing, name="headrace doctor", tls=config.tls()) as rabbit:
+        try:
+            async with rabbit.topics.subscribe(f"{config.client}.#"):
+                click.secho(f"topics of client {config.client}: can be heard", fg="green")
+        except BrokerError as error:
+            click.secho(f"topics of client {config.client}: {error}", fg="red")
+            return False
+        try:
+            async with rabbit.topics.subscribe("#"):
+                pass
+        except BrokerError:
+            click.secho("topics of other clients: cannot be heard", fg="green")
+            return True
+    color = "red" if config.verify_clients else "yellow"
+    click.secho("topics of other clients: can be heard by this user, see docs/security.md", fg=color)
+    return not config.verify_clients
 
 
 async def _try(name: str, connect: Callable[[], AbstractAsyncContextManager[object]]) -> bool:

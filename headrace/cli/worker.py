@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -37,7 +39,7 @@ def worker(roles: tuple[str, ...], model: str | None, **given: Any) -> None:
 
 
 async def _work(config: Settings, roles: tuple[str, ...], spec: ModelSpec) -> None:
-    from headrace.client.connect import role, servers
+    from headrace.client.connect import role, servers, terms_of
     from headrace.workers.runtime import serve
 
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -45,10 +47,23 @@ async def _work(config: Settings, roles: tuple[str, ...], spec: ModelSpec) -> No
         async with servers(config, name=f"headrace {' '.join(roles)} {spec.name}") as broker:
             announcing = asyncio.create_task(_announce(ready, roles, spec.name))
             try:
-                workers = [role(name, broker, spec, heartbeat=config.heartbeat) for name in roles]
-                await serve(workers, stop=stop, ready=ready, grace=config.grace)
+                workers = [role(name, broker, spec, terms=terms_of(config)) for name in roles]
+                async with _health(config, lambda: [*([] if ready.is_set() else ["starting"]), *broker.troubles()]):
+                    await serve(workers, stop=stop, ready=ready, grace=config.grace)
             finally:
                 announcing.cancel()
+
+
+@asynccontextmanager
+async def _health(config: Settings, troubles: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
+    if config.health_port is None:
+        yield
+        return
+    from headrace.workers.health import health_served
+
+    async with health_served(config.health_host, config.health_port, troubles) as port:
+        get_logger().info("worker.health", host=config.health_host, port=port)
+        yield
 
 
 async def _announce(ready: asyncio.Event, roles: tuple[str, ...], model: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from headrace.protocol.base import WireModel
@@ -23,7 +23,7 @@ from headrace.protocol.generate import (
     GenerateTokensResponse,
     GenerateTokensStreamResponse,
 )
-from headrace.protocol.jobs import GenerateJob, RenderJob, queue_of
+from headrace.protocol.jobs import GenerateJob, RenderJob, lane_of, queue_of
 
 Body: TypeAlias = bytes | str | Raw | Mapping[str, object] | WireModel
 """A request as JSON text, as a mapping, or as an object of the protocol."""
@@ -63,6 +63,12 @@ ENDPOINTS: Final[dict[str, Kind]] = {
     ),
 }
 
+
+class _Priority(Struct):
+    priority: int | None = 0
+
+
+_priority = msgspec.json.Decoder(_Priority)
 _head = msgspec.json.Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
@@ -138,8 +144,11 @@ def told_as(job: RenderJob | GenerateJob) -> Kind:
 
 
 def queue_for(job: RenderJob | GenerateJob) -> str:
-    """The queue that the job goes to first."""
-    return queue_of(ENDPOINTS[job.endpoint].role, job.model)
+    """The queue that the job goes to first, in the lane of its priority."""
+    kind = ENDPOINTS[job.endpoint]
+    body = bytes(getattr(job, kind.field))
+    priority = _priority.decode(body).priority if b'"priority"' in body else 0
+    return queue_of(kind.role, job.model, lane_of(priority or 0))
 
 
 def _check(kind: Kind, body: bytes) -> str | None:

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, Self, cast
 
-from msgspec import Struct
-
 from headrace.broker.ports import Broker, BrokerError, Message
 from headrace.client.connect import opened
 from headrace.client.door import Body, Request, Response, envelope_of, job_of, queue_for
@@ -23,9 +21,9 @@ from headrace.protocol import jobs
 from headrace.protocol.base import new_request_id
 from headrace.protocol.chat import ChatCompletionResponse
 from headrace.protocol.completion import CompletionResponse
-from headrace.protocol.errors import HeadraceError
+from headrace.protocol.errors import Conflict, HeadraceError
 from headrace.protocol.generate import GenerateTextResponse, GenerateTokensResponse
-from headrace.protocol.jobs import CONTROL_QUEUE, Cancel, Delivery, Replay, Terminal, Via, run_of
+from headrace.protocol.jobs import CONTROL_QUEUE, Cancel, Delivery, Envelope, Job, Replay, Terminal, Via, run_of
 from headrace.settings import Settings
 from headrace.workers.models import ModelSpec
 from headrace.workers.runtime import Role, serve
@@ -104,7 +102,7 @@ class Headrace:
         job = job_of(
             Request(endpoint, body, model),
             default_model=settings.model,
-            max_bytes=settings.max_message_bytes,
+            max_bytes=settings.max_request_bytes,
             client=settings.client,
             request_id=new_request_id() if request_id is None else request_id,
             delivery=delivery,
@@ -270,11 +268,23 @@ class Headrace:
                 )
                 await self._publish(CONTROL_QUEUE, again)
             case Need.RESULT:
-                outcome = await self.result(stream.request_id)
-                if outcome is not None:
-                    stream.accept(outcome, time.monotonic())
+                await self._look_up(stream)
         if stream.settled:
             self._inbox.close(stream.request_id)
+
+    async def _look_up(self, stream: Stream[Response]) -> None:
+        """The outcome of a request that is not heard of, unless the run under its id is another request."""
+        outcome = await self.result(stream.request_id)
+        if outcome is None:
+            return
+        try:
+            digest = await self._broker.runs.digest(stream.job.run)
+        except BrokerError as error:
+            raise told(error) from error
+        if digest in ("", jobs.digest_of(stream.job)):
+            stream.accept(outcome, time.monotonic())
+        else:
+            stream.fail(Conflict("request_id: it was used before with another body", param="request_id"))
 
     def _ended(self, home: asyncio.Task[None]) -> None:
         """Whatever ends the client ends its streams: nobody waits for what cannot come."""
@@ -292,10 +302,11 @@ class Headrace:
         if self._broken is not None:
             raise self._broken
 
-    async def _publish(self, queue: str, envelope: Struct, *, model: str | None = None) -> None:
-        request_id = getattr(envelope, "request_id", "")
+    async def _publish(self, queue: str, envelope: Envelope, *, model: str | None = None) -> None:
+        expires = envelope.deadline if isinstance(envelope, Job) else None
+        message = Message(jobs.encode(envelope), envelope.request_id, expires=expires)
         try:
-            await self._broker.queues.publish(queue, Message(jobs.encode(envelope), request_id))
+            await self._broker.queues.publish(queue, message)
         except BrokerError as error:
             raise told(error, model=model) from error
 

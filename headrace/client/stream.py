@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from headrace.client.door import Response, StreamChunk, told_as
 from headrace.client.order import Order
+from headrace.client.parts import Parts
+from headrace.logs import get_logger
 from headrace.protocol.errors import (
     DeadlineExceeded,
     ErrorInfo,
@@ -21,8 +23,21 @@ from headrace.protocol.errors import (
     StreamLost,
     error_from_response,
 )
-from headrace.protocol.jobs import ChunkEvent, ErrorEvent, Event, FinalEvent, GenerateJob, RenderJob, Terminal
+from headrace.protocol.jobs import (
+    ChunkEvent,
+    EnvelopeError,
+    ErrorEvent,
+    Event,
+    FinalEvent,
+    GenerateJob,
+    PartEvent,
+    RenderJob,
+    Terminal,
+    decode_events,
+)
 from headrace.protocol.wire import ToolCallDelta
+
+log = get_logger()
 
 R = TypeVar("R", bound=Response)
 
@@ -138,6 +153,7 @@ class Stream(Generic[R]):
         self._line = line
         self._silence = silence
         self._chunks: Order[ChunkEvent] = Order(limit)
+        self._parts = Parts()
         self._terminal: Terminal | None = None
         self._failure: Exception | None = None
         self._news = asyncio.Event()
@@ -200,6 +216,9 @@ class Stream(Generic[R]):
         """Takes an event in; what was here before changes nothing."""
         self._heard_at, self._hush = now, 1
         match event:
+            case PartEvent():
+                if (whole := self._parts.add(event)) is not None:
+                    self._accept_whole(whole, now)
             case ChunkEvent(seq=seq):
                 self._chunks.put(seq, event)
             case FinalEvent() | ErrorEvent() if self._terminal is None:
@@ -207,6 +226,14 @@ class Stream(Generic[R]):
                 if self.job.delivery != "final":
                     self._chunks.heard_of(event.chunks)
         self._news.set()
+
+    def _accept_whole(self, event: bytes, now: float) -> None:
+        try:
+            for each in decode_events(event):
+                if not isinstance(each, PartEvent):
+                    self.accept(each, now)
+        except EnvelopeError as error:
+            log.warning("event.unreadable", request_id=self.request_id, error=str(error))
 
     def fail(self, error: Exception) -> None:
         """Ends the stream from this side."""

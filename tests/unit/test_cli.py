@@ -62,7 +62,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_every_command_explains_itself() -> None:
-    commands = {"demo", "batch", "worker", "submit", "tail", "result", "cancel", "topology", "doctor"}
+    commands = {"demo", "batch", "worker", "submit", "tail", "result", "cancel", "dead", "topology", "doctor"}
     assert set(main.commands) == commands
     for name in commands:
         told = headrace(name, "--help")

@@ -127,7 +127,7 @@ async def test_a_bad_term_is_refused_by_its_name(request_id: str, delivery: str,
 
 
 async def test_a_request_over_the_bound_is_refused_with_the_bound() -> None:
-    async with connected(Scripted(), max_message_bytes=1024) as hr:
+    async with connected(Scripted(), max_request_bytes=1024) as hr:
         with pytest.raises(errors.TooLarge, match="1024"):
             await hr.completion(prompt="x" * 2000)
 
@@ -248,6 +248,17 @@ async def test_a_lost_final_event_is_found_in_the_run_store() -> None:
         servers.keep(final(await servers.job()))
         assert (await stream.result()).choices[0].message.content == "done"
         assert not servers.runs.away
+
+
+async def test_what_is_found_under_its_id_is_not_its_outcome_where_the_run_is_another_request() -> None:
+    servers = Scripted()
+    async with connected(servers, silence=0.01) as hr:
+        stream = await hr.chat(messages=HELLO)
+        job = await servers.job()
+        servers.runs.digests[job.run] = "that of another body"
+        servers.keep(final(job))
+        with pytest.raises(errors.Conflict, match="request_id"):
+            await stream.result()
 
 
 async def test_a_slow_reader_holds_back_nobody_and_has_its_rest_replayed() -> None:

@@ -106,7 +106,7 @@ def test_every_setting_is_listed_with_default_and_description() -> None:
 
 
 def test_every_number_says_its_unit() -> None:
-    units = ("seconds", "bytes", "requests", "chunks", "tries")
+    units = ("seconds", "bytes", "requests", "tokens", "chunks", "tries", "failures", "processes", "share of", "port")
     for name, field in Settings.model_fields.items():
         if field.annotation in (int, float):
             assert any(unit in (field.description or "") for unit in units), name
