@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast test-servers lint format clean
+.PHONY: help setup demo test test-fast test-servers chaos soak lint format clean
 
 # The first of these that is new enough; `make PYTHON=...` names another.
 PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -31,6 +31,12 @@ test: setup test-servers lint  ## everything, with a real RabbitMQ and a real Re
 
 test-fast: setup  ## only what needs no server
 	$(BIN)/python -m pytest tests/unit
+
+chaos: setup test-servers  ## every fault at every point, with real servers and processes (about half an hour)
+	HEADRACE_CHAOS=1 $(BIN)/python -m pytest tests/chaos
+
+soak: setup test-servers  ## a load under random blows: make soak REQUESTS=100000 MINUTES=10
+	$(BIN)/python -m ops.soak --requests $(or $(REQUESTS),100000) --minutes $(or $(MINUTES),10)
 
 test-servers:
 	@tests/servers/install.sh

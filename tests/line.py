@@ -12,8 +12,9 @@ from typing import Any
 from msgspec import Raw
 
 from headrace.broker.ports import Broker, Message
+from headrace.client.parts import Parts
 from headrace.protocol import jobs
-from headrace.protocol.jobs import Delivery, ErrorEvent, Event, FinalEvent, GenerateJob, RenderJob
+from headrace.protocol.jobs import Delivery, ErrorEvent, Event, FinalEvent, GenerateJob, PartEvent, RenderJob
 from headrace.workers.control import ControlWorker
 from headrace.workers.derender.worker import DerenderWorker
 from headrace.workers.generate.engine import Engine
@@ -22,6 +23,7 @@ from headrace.workers.generate.worker import GenerateWorker
 from headrace.workers.models import ModelSpec
 from headrace.workers.render.worker import RenderWorker
 from headrace.workers.runtime import Role, serve
+from headrace.workers.terms import Terms
 
 CLIENT = "tester"
 WAIT_S = 20.0
@@ -38,13 +40,26 @@ class Listener:
     broker: Broker
     heard: dict[str, list[Event]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    parts: dict[str, Parts] = field(default_factory=dict)
+    parted: int = 0
+    """How many events came in parts."""
 
     async def listen(self, messages: AsyncIterator[Any]) -> None:
         async for message in messages:
             async with self.changed:
                 for event in jobs.decode_events(message.body):
-                    self.heard.setdefault(event.request_id, []).append(event)
+                    self._take(event)
                 self.changed.notify_all()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, PartEvent):
+            parts = self.parts.setdefault(event.request_id, Parts())
+            if (whole := parts.add(event)) is not None:
+                self.parted += 1
+                for each in jobs.decode_events(whole):
+                    self._take(each)
+        else:
+            self.heard.setdefault(event.request_id, []).append(event)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S), self.changed:
@@ -83,12 +98,12 @@ def render_job(request_id: str, body: object, **rest: Any) -> RenderJob:
 
 
 def roles(broker: Broker, *, engine: Engine | None = None, heartbeat: float = 6.0) -> list[Role]:
-    spec = demo_spec()
+    spec, terms = demo_spec(), Terms(heartbeat=heartbeat)
     engine = engine or NullEngine(NullSettings())
     return [
         RenderWorker(broker, spec),
-        GenerateWorker(broker, spec, engine=engine, heartbeat=heartbeat),
-        DerenderWorker(broker, spec, heartbeat=heartbeat),
+        GenerateWorker(broker, spec, engine=engine, terms=terms),
+        DerenderWorker(broker, spec, terms=terms),
         ControlWorker(broker),
     ]
 

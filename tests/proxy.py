@@ -23,13 +23,15 @@ class Proxy:
     """Listens on ``port`` for as long as its block lasts. ``mood`` may be changed at any time."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+        self.target = (host, port)
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving = 0
         self._served = asyncio.Event()
         self._served.set()
         self.port = 0
         self.mood = Mood.FAIR
+        self.delay = 0.0
+        """Seconds that everything takes on its way."""
         self.accepted = 0
         self.requested = asyncio.Event()
         """Set when a client has sent something; a test clears it and waits for the next."""
@@ -61,7 +63,7 @@ class Proxy:
         try:
             if self.mood is Mood.BROKEN:
                 return
-            from_server, to_server = await asyncio.open_connection(*self._target)
+            from_server, to_server = await asyncio.open_connection(*self.target)
             self._writers.add(to_server)
             requests = asyncio.create_task(self._pass(from_client, to_server, (Mood.FAIR, Mood.FORGETFUL)))
             replies = asyncio.create_task(self._pass(from_server, to_client, (Mood.FAIR,)))
@@ -86,6 +88,8 @@ class Proxy:
             while data := await reader.read(1 << 16):
                 if Mood.FORGETFUL in moods:
                     self.requested.set()
+                if self.delay:
+                    await asyncio.sleep(self.delay)
                 if self.mood in moods:
                     writer.write(data)
                     await writer.drain()

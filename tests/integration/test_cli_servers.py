@@ -38,9 +38,11 @@ def test_topology_declares_the_queues_of_a_model_and_counts_what_waits(working: 
     told = headrace(working, "topology", "idle", "demo")
     assert told.exit_code == 0, told.stderr
     depths = {name: int(depth) for depth, name in map(str.split, told.stdout.splitlines())}
+    roles = ("render", "render-high", "render-low", "generate", "generate-high", "generate-low", "derender")
+    more = (*(f"generate-backlog{n}" for n in range(4)), "derender-replays")
     assert set(depths) == {
-        *(f"{role}.{model}" for role in ("render", "generate", "derender") for model in ("idle", "demo")),
-        "control",
+        *(f"{role}.{model}" for role in (*roles, *more) for model in ("idle", "demo")),
+        *("control", "intake", "dead"),
     }
     assert depths["render.demo"] == 0
 

@@ -166,7 +166,7 @@ async def test_a_bad_message_about_a_running_request_is_told_and_harms_it_not(co
         {"type": "replay", "model": "nowhere"},
         {"type": "replay", "model": "demo", "seq": -1},
         {"type": "cancel", "reason": 5},
-        {"type": "cancel", "v": 99},
+        {"type": "cancel", "model": 7},
     ]
     async with (
         connect() as broker,

@@ -118,6 +118,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, bytes] = {}
+        self.digests: dict[str, str] = {}
         self.away: deque[BrokerError] = deque()
         self.asked = asyncio.Event()
 
@@ -126,6 +127,9 @@ class Runs:
         if self.away:
             raise self.away.popleft()
         return self.outcomes.get(run)
+
+    async def digest(self, run: str) -> str:
+        return self.digests.get(run, "")
 
     async def claim(self, request: ClaimRequest) -> Claim:
         not_asked_for()

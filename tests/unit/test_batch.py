@@ -292,7 +292,7 @@ async def test_a_retryable_failure_is_tried_again(files: Files) -> None:
 
 async def test_a_line_over_the_bound_is_refused_without_being_read_whole(files: Files) -> None:
     files.write([line("big", body={"prompt": "x" * 100_000}), line("a")])
-    await play(files, max_message_bytes=2048)
+    await play(files, max_request_bytes=2048)
     assert [row["custom_id"] for row in files.results()] == ["a"]
     assert [(row["error"]["code"], row["error"]["line"]) for row in files.failures()] == [("line_too_long", 1)]
 

@@ -21,6 +21,7 @@ from headrace.protocol.jobs import FinalEvent, Via
 from headrace.settings import Settings
 from headrace.workers.models import ModelSpec
 from headrace.workers.runtime import serve
+from headrace.workers.terms import Terms
 
 BOUND = 30.0
 HELLO = [{"role": "user", "content": "hello"}]
@@ -168,7 +169,7 @@ async def test_nothing_is_missing_though_half_of_all_events_are_lost(
     broker = Broker(home.broker.queues, lossy, home.broker.log, home.broker.runs, lossy)
     stop = asyncio.Event()
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
-        workers = [role(name, home.broker, spec, heartbeat=6.0) for name in ROLES]
+        workers = [role(name, home.broker, spec, terms=Terms(heartbeat=6.0)) for name in ROLES]
         group.create_task(serve(workers, stop=stop, grace=0.0))
         await declared(home.broker)
         async with Headrace.connect(Settings(silence=0.05), broker=broker, via=via) as hr:

@@ -12,6 +12,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT /
 
 TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)")
+TEST_NAME = re.compile(r"`((?:unit|contract|integration|chaos|golden)/\w+\.py)?(::)?(test_\w+|\*)")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+\s+(.+?)\s*#*$", re.MULTILINE)
 # Put together here, so that this file does not find itself.
@@ -45,6 +46,17 @@ def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
         if not found:
             broken.append(target)
     assert broken == []
+
+
+def test_every_test_that_the_guarantees_page_names_is_there() -> None:
+    contracts = "".join(file.read_text() for file in (ROOT / "broker" / "contract").glob("*.py"))
+    missing, file = [], Path()
+    for path, behind_file, name in TEST_NAME.findall((ROOT / "docs" / "guarantees.md").read_text()):
+        file = ROOT / "tests" / path if path else file  # one file stands for the names after it
+        text = file.read_text() if behind_file and file.is_file() else "" if behind_file else contracts
+        if f"def {name}(" not in text and not (name == "*" and text):
+            missing.append(f"{path or file.name}::{name}" if behind_file else name)
+    assert missing == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

@@ -170,6 +170,16 @@ def test_a_newer_version_is_told_from_a_bad_envelope() -> None:
     assert caught.value.newer
 
 
+@pytest.mark.parametrize(
+    "change", [{"type": "embed"}, {"via": "mqtt"}, {"deadline": {"soft": 5}}, {"body": None, "parts": []}, {"v": 2**70}]
+)
+def test_what_only_a_newer_version_knows_is_told_from_a_bad_envelope(change: dict[str, object]) -> None:
+    sent = {"type": "render", **WHO, "endpoint": "/v1/completions", "body": {}, "v": 2} | change
+    with pytest.raises(EnvelopeError) as caught:
+        jobs.decode(json.dumps(sent).encode())
+    assert caught.value.newer
+
+
 def test_unknown_fields_do_no_harm() -> None:
     sent = {"type": "render", **WHO, "endpoint": "/v1/completions", "body": {}, "future": [1]}
     assert isinstance(jobs.decode(json.dumps(sent).encode()), RenderJob)
@@ -187,7 +197,7 @@ def test_a_topic_that_cannot_be_one_does_not_hide_whose_an_envelope_is(topic: ob
     sender = jobs.sender(json.dumps({"type": "cancel", **WHO, "topic": topic}).encode())
     assert sender is not None
     assert (sender.client, sender.request_id, sender.topic) == (WHO["client"], WHO["request_id"], None)
-    assert sender.controls
+    assert sender.about == "cancel"
 
 
 @pytest.mark.parametrize("via", ["", "mqtt", "REDIS", 5, None, ["redis"]])
@@ -201,12 +211,13 @@ def test_a_way_that_there_is_not_is_refused_and_its_sender_told_by_the_usual_one
 
 
 @pytest.mark.parametrize(
-    ("kind", "controls"), [("cancel", True), ("replay", True), ("generate", False), (5, False), (["cancel"], False)]
+    ("kind", "about"),
+    [("cancel", "cancel"), ("replay", "replay"), ("generate", None), (5, None), (["cancel"], None)],
 )
-def test_a_broken_envelope_says_whether_it_only_speaks_of_a_request(kind: object, controls: bool) -> None:
+def test_a_broken_envelope_says_whether_it_only_speaks_of_a_request(kind: object, about: str | None) -> None:
     sender = jobs.sender(json.dumps({"type": kind, **WHO, "seq": -1}).encode())
     assert sender is not None
-    assert sender.controls is controls
+    assert sender.about == about
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
